@@ -18,4 +18,4 @@ def main(
     before = previous_server_of(container_state(play, SERVER)) if begins else None
     go_on(play, run, keep=keep, stop_at_first_failure=stop_at_first_failure)
     if before is not None and run.record.setups and not keep:
-        play.note(f"{before} served before and is stopped; it serves again: {before.command}")
+        play.note(f"{before} served before and is stopped; to serve it again: {before.command}")

@@ -47,6 +47,9 @@ class Settings(Schema):
     """address of a mirror of the hub; it gets the hub token, too"""
     token_env: str = "HF_TOKEN"  # noqa: S105  (the name of a variable)
     """variable of the laptop with a hub token, when it is set"""
+    allowed_env: tuple[str, ...] | None = None
+    """variables of the laptop that the user lets a recipe have, whose image gets the token; null
+    where no recipe names the image"""
     download_timeout_s: float = 6 * 3600.0
     """seconds"""
 
@@ -82,7 +85,8 @@ def _download(settings: Settings) -> Resource:
     The unit outlives the connection. The token goes to standard input, and from there into a file
     that only root reads.
     """
-    token = os.environ.get(settings.token_env, "")
+    known, allowed = settings.token_env, settings.allowed_env
+    token = os.environ.get(known, "") if allowed is None or known in allowed else ""
     program, options, env = settings.image, _container_options(settings), {}
     if settings.venv:
         program, options = f"{settings.venv}/bin/hf", []

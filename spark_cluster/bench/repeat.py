@@ -230,6 +230,24 @@ def must_be_trusted(original: Original, project: Project, where: str) -> None:
         )
 
 
+def must_be_own(made: BenchRun, project: Project) -> None:
+    """Look whether what a run's folder says is to run is the user's own, or shipped.
+
+    Raises:
+        Refused: its suite is another one, or it names a recipe by a path.
+    """
+    known = project.list("recipes")
+    paths = [name for name in made.record.recipes if name not in known and not name.startswith("@")]
+    if paths or not _is_own_suite(made.suite, project):
+        what = f"the recipe {paths[0]}" if paths else f"the suite {made.suite.name}"
+        raise Refused(
+            f"{what} is the record's, and not yours",
+            where=str(made.folder),
+            hint="it starts containers as root on the nodes: read it with `bench attach --check`, "
+            "then give --trust-recipes",
+        )
+
+
 def foreign_setups(original: Original, project: Project) -> list[str]:
     """Return the servers whose recipe is none that the user has himself, or that is shipped."""
     return [

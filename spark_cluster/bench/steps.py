@@ -138,8 +138,9 @@ class BenchRun:
             self._change(round_trip_ms=ms)
 
     def end(self, status: str) -> None:
-        """Note how the run ended, and save."""
-        self._change(status=status, finished=datetime.now(UTC))
+        """Note how the run ended, and save; what was complete before stays as it is."""
+        if (self.record.status, status) != ("complete", "complete"):
+            self._change(status=status, finished=datetime.now(UTC))
 
     def _change(self, **what: object) -> None:
         self.record = self.record.model_copy(update=what)

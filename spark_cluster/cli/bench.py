@@ -23,6 +23,7 @@ from spark_cluster.bench.repeat import (
     expansion_of,
     foreign_setups,
     load_original,
+    must_be_own,
     must_be_trusted,
     pin,
 )
@@ -224,15 +225,21 @@ def attach(
     options: Changing,
 ) -> None:
     """Continue a run that was interrupted, stopped or has failed; RUN is its folder."""
-    record = load_record(folder)
-    made = of_record(app.cluster, record, folder, allow)
-    if record.repeats is not None and not trust_recipes and not options.check:
-        # The folder may be somebody else's, whose user has trusted them.
-        source = folder / SOURCE
-        original = load_original(source, app.cluster.allowances(allow))
-        must_be_trusted(original, app.project, f"with `bench repeat {source} --check`")
+    made = of_record(app.cluster, load_record(folder), folder, allow)
+    if not (trust_recipes or options.check):
+        _must_be_trusted(app, made, allow)
     how = {"keep": keep, "stop_at_first_failure": stop_at_first_failure}
     go_on(app, made, options, how)
+
+
+def _must_be_trusted(app: App, made: BenchRun, allow: Allowances) -> None:
+    """Look whether a run's folder says what is to run: it may be somebody else's."""
+    if made.record.repeats is not None:
+        source = made.folder / SOURCE
+        original = load_original(source, app.cluster.allowances(allow))
+        must_be_trusted(original, app.project, f"with `bench repeat {source} --check`")
+    elif not made.folder.resolve().is_relative_to(Path(RESULTS).resolve()):
+        must_be_own(made, app.project)
 
 
 @click.command(cls=DeclaredCommand)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,6 +30,9 @@ from spark_cluster.runner.play import Play
 
 RESULTS = "bench-results"
 """Folder for runs, below the current one."""
+
+_FILTER = re.compile(r"(?m)^(?:local|worktree)\s+filter\.")
+"""A filter that is named by the repository itself: a program, which `git status` runs."""
 
 GIT_S = 5.0
 """Seconds that git may take."""
@@ -193,16 +198,25 @@ def measure(
 
 
 def commit_of(folder: Path) -> str:
-    """Return the commit of a folder, with ` (changed)` when files differ; empty without git."""
+    """Return the commit of a folder, with ` (changed)` when files differ; empty without git.
+
+    It may be somebody else's: what its repository would have git run to compare files is not run.
+    """
     try:
         commit = _git(folder, "rev-parse", "--short", "HEAD")
-        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+        settings = _git(folder, "config", "--list", "--includes", "--show-scope", "--name-only")
+        if _FILTER.search(settings):
+            return f"{commit} (not compared)"
+        compared = ("--porcelain", "--untracked-files=no", "--ignore-submodules=all")
+        changed = _git(folder, "status", *compared)
     except (OSError, subprocess.SubprocessError):
         return ""
     return f"{commit} (changed)" if changed else commit
 
 
 def _git(folder: Path, *words: str) -> str:
-    argv = ["git", "-C", str(folder), "--no-optional-locks", *words]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=GIT_S)
+    safe = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+    argv = ["git", *safe, "-C", str(folder), "--no-optional-locks", *words]
+    env = {**os.environ, "GIT_ALLOW_PROTOCOL": "none"}  # no missing object is fetched
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=GIT_S, env=env)
     return done.stdout.strip()

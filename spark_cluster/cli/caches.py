@@ -87,7 +87,8 @@ def prune(
     document = {"applied": act, "bytes": total, "parts": chosen}
     app.show(document, lambda app, _: _show_pruned(app, chosen, total, act=act))
     if recipe and not any(recipe in part.recipes for part in found):
-        tell(f"no part of the caches is known to be of {recipe}; `caches list` shows the recipes")
+        text = f"no part of the caches is known to be of {recipe}"
+        tell(app.to_paste(f"{text}; `spark-cluster caches list` shows the recipes"))
 
 
 @caches.command()
@@ -214,7 +215,7 @@ def _batch_sizes(text: str) -> tuple[int, ...]:
     found = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and 0 < int(word) <= 65536 for word in found):
         raise UsageError(
-            f"--batch-sizes {text}: expected numbers of tokens from 1 to 65536, with commas",
+            f"--batch-sizes {text}: expected comma-separated numbers of tokens, 1 to 65536",
             hint="for example --batch-sizes 1,2,4,8",
         )
     return tuple(sorted({int(word) for word in found}))

@@ -110,7 +110,7 @@ def _of(kind: str, name: str, was: Any, now: Any) -> Iterator[str]:
     elif kind == "Package" and "absent" in (was, now):
         yield f"{name} {'removed' if now == 'absent' else 'installed'}"
     elif name == "line":
-        yield _plainly("", was, now).strip()
+        yield _plainly("", was, now).strip() if was else "added"  # the name has the line
     else:
         yield _plainly(name.replace("_", " "), was, now)
 

@@ -229,7 +229,7 @@ def _keep_tunnel(app: App, head: InventoryNode, port: int) -> None:
             else:
                 (app.console.print if event.event == "open" else tell)(str(event))
                 if event.event == "open":
-                    shows = app.command("clients --tunnel")
+                    shows = app.command(f"clients --port {port}")
                     tell(f"Ctrl-C ends it; `{shows}` shows how to use it")
                 if event.hint:
                     tell(f"  {app.to_paste(event.hint)}")

@@ -17,6 +17,7 @@ import click
 from spark_cluster.cli.changes import GROUP, group_of, grouped, summary
 from spark_cluster.cli.console import mark, painted, plain_table, styled, visible
 from spark_cluster.errors import SparkClusterError
+from spark_cluster.node.output import counted
 from spark_cluster.runner.events import (
     Applying,
     Changing,
@@ -169,19 +170,19 @@ class Display:
             self._line(event.node, styled("connected  [dim]{:.2f} s[/]", event.seconds))
 
     def _applying(self, event: Applying) -> None:
-        self._do(event.node, f"{event.role}: {event.resources} resources", time.monotonic())
+        self._do(event.node, f"{event.role}: {counted(event.resources, 'resource')}")
 
     def _changing(self, event: Changing) -> None:
-        self._do(event.node, event.resource, time.monotonic())
+        self._do(event.node, event.resource)
 
     def _progress(self, event: Progress) -> None:
         since = self._doing.get(event.node, ("", time.monotonic()))[1]
-        text = f"{event.resource}: {event.text}" if event.resource else event.text
+        text = f"{event.text}  {event.resource}" if event.resource else event.text
         self._do(event.node, text, since)
 
-    def _do(self, node: str, text: str, since: float) -> None:
+    def _do(self, node: str, text: str, since: float | None = None) -> None:
         """Have the live lines say what a node is at."""
-        self._doing[node] = (text, since)
+        self._doing[node] = (text, since or time.monotonic())
         _ = self.console
 
     def _result(self, event: Result) -> None:
@@ -243,15 +244,14 @@ class Display:
     # -- drawing ---------------------------------------------------------------------------------
 
     def _line(self, node: str, text: Text) -> None:
-        whose = visible(node).ljust(self._width)
-        self.console.say("  [bold]{}[/]  {}", whose, text)
+        self.console.say("  [bold]{}[/]  {}", visible(node).ljust(self._width), text)
 
     def _draw(self) -> Text:
         from rich.text import Text
 
         now = time.monotonic()
         lines = [
-            f"  {node:<{self._width}}  {what}  {now - since:.0f} s"
+            f"  {node:<{self._width}}  {now - since:.0f} s  {what}"
             for node, (what, since) in sorted(self._doing.items())
         ]
         text = "\n".join(" ".join(visible(line).split("\n")) for line in lines)
@@ -271,11 +271,11 @@ def show_diff(console: Console, diff: str, indent: int) -> None:
         console.print(painted(" " * indent + line, style), soft_wrap=True)
 
 
-def recap(console: Console, counted: Recap, seconds: float, *, check: bool) -> None:
+def recap(console: Console, run: Recap, seconds: float, *, check: bool) -> None:
     """The closing table."""
     counts = ("ok", "would change" if check else "changed", "unknown", "failed", "skipped")
     table = plain_table("node", *counts, right=counts)
-    for node, tally in counted.nodes.items():
+    for node, tally in run.nodes.items():
         table.add_row(node, *_cells(tally))
     console.print()
     console.print(table)

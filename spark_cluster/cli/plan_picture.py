@@ -35,8 +35,10 @@ def show(console: Console, plan: Plan) -> None:
     """Show the whole plan."""
     launch = plan.fit.launch
     nodes = "1 node" if launch.ranks == 1 else f"{launch.ranks} nodes"
-    is_assumed = any(room.assumed for room in plan.fit.rooms)
-    assumed = " (assumed: idle Sparks, no node was asked)" if is_assumed else ""
+    names = [room.name for room in plan.fit.rooms if room.assumed]
+    is_none_asked = len(names) == len(plan.fit.rooms)
+    whose = "idle Sparks, no node was asked" if is_none_asked else f"{', '.join(names)} idle"
+    assumed = f" (assumed: {whose})" if names else ""
     title = styled("  [bold]{}[/]  --tp {}, {}", plan.title, launch.tp, nodes)
     console.print(_verdict(feasible=plan.feasible) + title + painted(assumed, "dim"))
     if plan.overrides:

@@ -79,8 +79,7 @@ def up(app: App, **given: Unpack[RayUpOptions]) -> None:
 @ray.command()
 def status(app: App) -> None:
     """Show Ray's nodes and GPUs, the jobs that run, and each node's GPU memory by process."""
-    found = app.cluster.ray_status()
-    app.show(found, _show)
+    app.show(app.cluster.ray_status(), _show)
 
 
 @ray.command()

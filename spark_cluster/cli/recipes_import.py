@@ -62,7 +62,8 @@ def import_(
 
     FILE is a recipe of sparkrun or spark-vllm-docker, a model file of vllm-project/recipes (as it
     is for DGX Sparks), a text with `docker run ...` or `vllm serve ...`, or @REGISTRY/RECIPE. A kit
-    is imported by its compose file, start script or folder, or by the URL of its git repository.
+    is imported by its compose file, start script, README or folder, or by the URL of its git
+    repository.
     Nothing in it is executed. What a recipe cannot hold is listed with the reason.
 
     Args:
@@ -82,7 +83,9 @@ def import_(
     """
     folder, name = _target(app, output, name)
     choice = Choice(variant or "default", features)
+    listed = app.project.list("recipes").items()
     given: dict[str, Any] = {"name": name, "model": model, "image": image, "mods": mods}
+    given["taken"] = {one for one, path in listed if path.resolve().parent != folder.resolve()}
     if file is not None and line is None and file.startswith("@"):
         imported = snapshot.imported(file, app.project.folder, choice, **given)
     elif file is not None and line is None and is_url(file):

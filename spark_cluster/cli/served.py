@@ -216,7 +216,7 @@ def _show_verification(app: App, found: Verification) -> None:
 def _compared(size: ComparedSize) -> str:
     count = len(size.same) + len(size.different)
     if not size.different:
-        return f"short answers: all {count} are those of tp {size.tp} ({size.at})"
+        return f"short answers: the same as with tp {size.tp} ({size.at})"
     return f"short answers: {len(size.different)} of {count} differ from tp {size.tp} ({size.at})"
 
 

@@ -129,14 +129,18 @@ LARGEST_FILE = 2 << 20
 
 def code_files(folder: Path, suffix: str, hidden: str) -> dict[Path, bytes]:
     """Read the files of a folder, sorted, whoever wrote them: no pipe is waited for, and of one
-    that is too large the beginning is read.
+    that is too large the beginning is read. A link that leads nowhere has no content.
 
     Args:
         hidden: begin of names that are left out, besides a dot.
     """
     found = {}
     for path in sorted(folder.glob(f"*{suffix}")):
-        if path.is_file() and not path.name.startswith((".", hidden)):
+        if path.name.startswith((".", hidden)):
+            continue
+        if not path.exists():
+            found[path] = b""
+        elif path.is_file():
             with path.open("rb") as opened:
                 found[path] = opened.read(LARGEST_FILE)
     return found

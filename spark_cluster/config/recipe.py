@@ -431,6 +431,7 @@ def recipe_problems(recipe: Recipe) -> list[Problem]:
         _ports,
         _mounts,
         _models,
+        _archives,
         _patches,
     )
     return [problem for look in found for problem in look(recipe)]
@@ -565,6 +566,22 @@ def _models(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(
                 (key, "path"), f"found {path}, where no model may be put: {why}; {ADVICE}"
             )
+
+
+def _archives(recipe: Recipe) -> Iterator[Problem]:
+    """Yield archives in folders that a download or a container writes: what is loaded gets the name
+    that the recipe says, by which other recipes have their images."""
+    image, build = recipe.image, recipe.image.build
+    written = [mount.source for mount in recipe.mounts if not mount.read_only]
+    written += [one.node_path for one in (recipe.model, recipe.drafter) if one and one.node_path]
+    base = build.base.archive if build and build.base else None
+    found = (("archive",), image.archive), (("build", "base", "archive"), base)
+    for key, path in found:
+        if path and (
+            _own(_normal(path)) or is_for_models(path) or any(is_in(path, one) for one in written)
+        ):
+            message = f"found {path}, which a download or a container may have written; {ADVICE}"
+            yield Problem(("image", *key), message)
 
 
 def _patches(recipe: Recipe) -> Iterator[Problem]:

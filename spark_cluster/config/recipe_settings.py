@@ -24,7 +24,7 @@ from spark_cluster.node.store.manifest import whole_folder
 
 REPLICAS_INSTEAD = (
     "leave data_parallel (--data-parallel) out, and serve one replica on each Spark "
-    "(`up --replicas 2`), or share the model with --tp"
+    "(`spark-cluster up --replicas 2`), or share the model with --tp"
 )
 
 
@@ -116,6 +116,7 @@ def model_settings(recipe: Recipe) -> tuple[Mapping[str, Any], ...]:
     )
     venv = recipe.venv.path if recipe.venv else ""
     common = {"image": recipe.image.ref, "mounts": mounts, "venv": venv}
+    common["allowed_env"] = recipe.allowances.env
     found = []
     if not model.in_hub_cache:
         chosen = model.model_dump(include={"name", "revision", "source", "directory"})
@@ -350,3 +351,8 @@ def _reached(recipe: Recipe) -> Iterator[tuple[str, str, bool]]:
     for key, model in (("model.path", recipe.model), ("drafter.path", recipe.drafter)):
         if model is not None and model.node_path and not model.in_hub_cache:
             yield key, model.node_path, False
+    build = recipe.image.build
+    base = build.base.archive if build and build.base else None
+    for key, path in (("image.archive", recipe.image.archive), ("image.build.base.archive", base)):
+        if path:
+            yield key, path, True

@@ -285,8 +285,11 @@ def _opened(annotation: Any) -> list[Any]:
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _NODE_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
-_USER = r"(?!\d+$|\.{1,2}$)[^-+~\s:,/\x00-\x1f\x7f][^\s:,/\x00-\x1f\x7f]{0,255}"
-_JUMP = r"([^@:\s]+@)?[^@:\s]+(:\d{1,5})?"
+_SHELL = "'\"`;&<>|(){}"
+"""Characters that ssh takes in no name since 9.6: a ProxyCommand gives %r to a shell."""
+_IN_USER = rf"\s:,/\x00-\x1f\x7f{_SHELL}"
+_USER = rf"(?!\d+$|\.{{1,2}}$)[^-+~{_IN_USER}][^{_IN_USER}]{{0,255}}"
+_JUMP = rf"([^@:\s{_SHELL}]+@)?[^@:\s{_SHELL}]+(:\d{{1,5}})?"
 UNMOUNTABLE = re.compile(r'[,:"\x00-\x1f\x7f]')
 """What a path of a mount cannot have: after a comma the next option would begin."""
 

@@ -58,7 +58,8 @@ class SecretReference(Schema):
                 f"{what} would have to be asked for, but there is no terminal", hint=_ADVICE
             )
         if not value:
-            raise UsageError(f"{what}: {source} is not set or empty")
+            hint = f"export {self.env}=..." if self.env is not None else ""
+            raise UsageError(f"{what}: {source} is not set or empty", hint=hint)
         return value
 
 

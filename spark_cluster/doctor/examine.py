@@ -417,5 +417,5 @@ def must_be_known(only: Iterable[str]) -> None:
         if name not in known:
             raise UsageError(
                 f"--only {name}: no such area or check",
-                hint=f"areas: {', '.join(areas)}; `doctor -v` shows every check's name",
+                hint=f"areas: {', '.join(areas)}; `spark-cluster doctor -v` names every check",
             )

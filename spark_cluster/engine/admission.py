@@ -158,8 +158,7 @@ def _refuse(play: Play, server: Server, found: Feasibility) -> None:
     reasons = [*found.reasons, *found.obstacles, *errors]
     would = [f"{near.change} would work ({near.why})" for near in found.nearest]
     more = [f"`spark-cluster plan {_named(server)}` shows all", "--force launches anyway"]
-    hint = "; ".join([*would[:2], *more])
-    _must_be_forced(play, reasons, DoesNotFit(reasons[0], hint=hint))
+    _must_be_forced(play, reasons, DoesNotFit(reasons[0], hint="; ".join([*would[:2], *more])))
 
 
 def _must_be_forced(play: Play, reasons: Sequence[str], error: DoesNotFit) -> None:

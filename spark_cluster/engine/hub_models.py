@@ -390,8 +390,7 @@ def pull(play: Play, node: Node, model: HubModel) -> Manifest:
         SparkClusterError: it cannot be had, with the reason and the fix.
     """
     play.apply(node, play.role("hub_library", path=model.library), [model])
-    wanted = Wanted(model.repository, model.revision)
-    have = models_on(play, [node], wanted, model.cache)[node.name]
+    have = models_on(play, [node], Wanted(model.repository, model.revision), model.cache)[node.name]
     if have.manifest is None:
         raise Failed(
             f"{model.repository}@{model.revision} is not in {model.cache} after its pull: "

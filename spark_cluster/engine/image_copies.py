@@ -114,7 +114,7 @@ class WantedImage:
         first = self._first()
         others = [node for node in self.nodes if node.name != first.name]
         known = self.before.get(first.name)
-        if known is not None and all(_same(self.before.get(n.name), known) for n in others):
+        if known is not None and all(self._is_known(n, known) for n in others):
             same = play.role(ROLE, ref=self.ref, digest=known.id)
             changes, _ = play.together(
                 lambda: play.apply(first, role), lambda: play.apply(others, same)
@@ -124,6 +124,12 @@ class WantedImage:
         else:
             play.apply([first, *self._pulls(others)], role)
         self._equal(first, others)
+
+    def _is_known(self, node: Node, known: ImageOnNode) -> bool:
+        """Return whether a node has an image by its id, which depends on Docker's store, too; and
+        by what it knows itself as the pinned one, as another node's word for that may be a lie."""
+        one = self.before.get(node.name)
+        return one is not None and one.id == known.id and one.has(self.given.get("digest"))
 
     def _is_copied(self) -> bool:
         """Return whether one node has it and the others get it: not what each loads from an
@@ -181,7 +187,10 @@ class WantedImage:
             require_equal(ref, found)
             return
         if all(route(first, node).fabric for node in missing) and self._one_store(first, missing):
-            about = {"ref": ref, "id": image.id, "digests": sorted(image.digests)}
+            # What is remembered of it later: its digests are the sender's word, and the pinned one
+            # was asked for at a registry before.
+            pinned = {self.given.get("digest")} & image.digests
+            about = {"ref": ref, "id": image.id, "digests": sorted(filter(None, pinned))}
             for node in missing:
                 done = copy_image(play, {**about, "size": image.size}, first, node)
                 play.note(f"{ref} on {done}")
@@ -203,11 +212,6 @@ class WantedImage:
             )
             return False
         return True
-
-
-def _same(one: ImageOnNode | None, known: ImageOnNode) -> bool:
-    """Return whether they have one id, which depends on Docker's store, too."""
-    return one is not None and one.id == known.id
 
 
 def why_not_in_registry(session: Session, image: str) -> str:

@@ -431,7 +431,7 @@ def plan_again(
         raise Refused(
             f"{previous} serves now and could not be started again: {error.message}",
             where=error.where,
-            hint="--no-restore swaps without a way back",
+            hint="; ".join(filter(None, [error.hint, "--no-restore swaps without a way back"])),
         ) from error
     if options_text(recipe.overrides) != previous.overrides:
         raise Refused(

@@ -159,10 +159,11 @@ def read_applied(play: Play, applied: Applied, done: Provisioned) -> None:
             found = devices(result.output)
             done.firmware[node] = {d["Name"]: d.get("Version", "") for d in found}
     missing = [node.name for node in play.nodes if not node.facts.mesh_key]
-    if play.check and missing and len(play.inventory.nodes) > 1:
+    wanted = play.options.selection.wants_part(missing, "ssh_mesh")
+    if play.check and missing and wanted and len(play.inventory.nodes) > 1:
         play.note(
-            f"{', '.join(missing)} will get a key for SSH between the nodes; with it follow the "
-            "nodes' names in /etc/hosts, authorized_keys, known hosts and ssh_config on each"
+            f"{', '.join(missing)} will get a key for SSH between the nodes; after it, each node "
+            "gets the nodes' names in /etc/hosts, authorized_keys, known hosts and ssh_config"
         )
 
 

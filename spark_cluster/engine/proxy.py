@@ -414,7 +414,7 @@ def _must_ask_for_keys(session: Session, node: str) -> None:
         raise UsageError(
             "the endpoint there asks for no key" if access else "no proxy guards the endpoint",
             where=node,
-            hint="give it the first one: `serve: {api_key: {env: NAME}}` in the inventory, then up",
+            hint="set `serve: {api_key: {env: NAME}}` in the inventory, then spark-cluster up",
         )
 
 

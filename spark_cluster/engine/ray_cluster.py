@@ -72,6 +72,8 @@ TOKEN = re.compile(r"[0-9A-Za-z_.~+/=-]{16,512}")
 
 OF_RAY = ("Running entrypoint for job", "Runtime env is setting up")
 """Words of the lines that Ray itself writes into a job's log, one of them with the command."""
+NOT_FOUND = "Request failed with status code 404: "
+"""How Ray's client begins its answer about a job that does not exist, before the words for it."""
 
 _ENVIRONMENT = threading.Lock()
 ELSEWHERE = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
@@ -299,7 +301,7 @@ def last_line(text: str) -> str:
     """Return the last line with anything in it, cut to a line's length."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     lines = [line for line in lines if not any(words in line for words in OF_RAY)]
-    return lines[-1][:200] if lines else ""
+    return lines[-1].removeprefix(NOT_FOUND)[:200] if lines else ""
 
 
 async def _next(log: AsyncIterator[str]) -> str | None:

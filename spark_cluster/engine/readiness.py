@@ -541,8 +541,7 @@ class Member:
 def members(play: Play, deployment: Deployment) -> list[Member]:
     """Look at each server, and of several at Ray on its node: what runs there of ours."""
     if deployment.is_one:
-        running = container_state(play, deployment.first.program)
-        return [Member(play, deployment.first, running)]
+        return [Member(play, deployment.first, container_state(play, deployment.first.program))]
 
     def look(server: Server) -> Member:
         own = play.part(server.node_names)

@@ -57,14 +57,14 @@ def taken_away(deployment: Deployment, now: Sequence[Replica]) -> str:
     if models and not deployment.endpoint.models:
         return (
             f"the endpoint has {count} models ({', '.join(models)}), and "
-            f"{deployment.first.recipe.name} takes their place; `up` without --recipe serves what "
-            "the inventory lists"
+            f"{deployment.first.recipe.name} takes their place; `spark-cluster up` without "
+            "--recipe serves what the inventory lists"
         )
     if now and deployment.is_one:
         return (
             f"the endpoint has {count} replicas ({', '.join(one.node for one in now)}), and one "
-            f"server (--tp {deployment.first.tp}) takes their place; `up --replicas {count}` keeps "
-            "them"
+            f"server (--tp {deployment.first.tp}) takes their place; "
+            f"`spark-cluster up --replicas {count}` keeps them"
         )
     return ""
 

@@ -18,12 +18,13 @@ from spark_cluster.engine import runtime
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.names import PROGRAMS
 from spark_cluster.engine.resolve import ServedModel
-from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.errors import DoesNotFit, InvalidFile, UsageError
 from spark_cluster.models.lookup import Hub, cached, known_models, online
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.plan.plan import Feasibility
 from spark_cluster.plan.planner import Placed, Planner, PlanTogether, Subject, plan_together
 from spark_cluster.plan.room import NodeMemory, of_facts
+from spark_cluster.plan.serving import NotDivisible
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import ask_all
 
@@ -140,6 +141,9 @@ def feasibility(
 
     Returns:
         None, with a note, where no plan can be made.
+
+    Raises:
+        DoesNotFit: the model cannot be divided over these nodes, unless forced.
     """
     rooms, facts = survey(play, server.model_path, downloaded, server.launch.venv)
     if running.status == "running" or ended:
@@ -150,6 +154,8 @@ def feasibility(
         hub = hub_for(play, server.subject)
         return Planner(play.project, hub).feasibility(server.subject, rooms, facts)
     except (UsageError, InvalidFile) as error:
+        if isinstance(error, NotDivisible) and not play.options.force:
+            raise DoesNotFit(error.message, hint=f"{error.hint}; --force launches anyway") from None
         play.note(f"not planned: {error.message}")
         return None
 

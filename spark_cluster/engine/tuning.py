@@ -237,8 +237,7 @@ def hand_on(play: Play, server: Server) -> tuple[str, tuple[int, ...]]:
     """
     head, *others = server.nodes
     image = image_on_head(play, server)
-    entries = tuned_on(play, server, [head])[head.name]
-    found = fitting(entries, server.tp, image)
+    found = fitting(tuned_on(play, server, [head])[head.name], server.tp, image)
     folder = tuned_folder(server.cache_root, image, server.recipe.model.name, server.tp)
     paths = {str(entry["file"]): f"{folder}/{entry['file']}" for entry in found}
     answer = play.session(head).request("gather", files=paths)

@@ -14,15 +14,25 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from spark_cluster.errors import UsageError
-from spark_cluster.importers.expansion import Variables, Word
+from spark_cluster.importers.expansion import Variables, Word, closing
 from spark_cluster.importers.importer import shortened
 from spark_cluster.importers.shell import ASSIGNMENT, split
 from spark_cluster.models.naming import table
 
-LAUNCH = re.compile(r"\b(?:vllm['\"\s]+serve|sglang\S*|api_server|(?:docker|podman)\s+run)\b")
+LAUNCH = re.compile(
+    r"\b(?:vllm['\"\s]+serve|sglang\S*|api_server|(?i:docker|podman)[\w\"'}\[\]@]{0,20}\s+run)\b"
+)
 _SERVER = "vllm.entrypoints.openai.api_server"
 _MAIN = ("vllm.entrypoints.cli.main", "serve")
 _SGLANG = "sglang.launch_server"
+
+_FUNCTION = re.compile(
+    r"(?m)^[ \t]*(?:([A-Za-z_][\w-]*)[ \t]*\([ \t]*\)|function[ \t]+([\w-]+)[ \t]*(?:\([ \t]*\))?)"
+    r"[ \t]*\n?[ \t]*\{"
+)
+_GIVEN = re.compile(r"\$\{?[@*1-9]")
+# Characters of a function that is looked into wherever it is called.
+_SHORT = 500
 
 _EXEC_WORDS = 60
 """Words of a `docker exec` among which its program is looked for."""
@@ -52,6 +62,7 @@ class ProgramCall:
         certain: no condition that only the machine knows stands before it.
         given_twice: the image's entry point starts the same program already.
         appended: a script adds its arguments to its own flags, and the last of a flag counts.
+        function: of the script that is called for it.
     """
 
     kind: str
@@ -65,6 +76,7 @@ class ProgramCall:
     certain: bool = True
     given_twice: bool = False
     appended: bool = False
+    function: str = ""
 
 
 @dataclass(slots=True)
@@ -88,7 +100,6 @@ def find_all(
     """Return all launches in a text that the text itself does not rule out.
 
     Args:
-        text: a pasted text, or a script.
         line: number of its first line.
         variables: that are known before; those that the text sets are added.
         script: only what is exported is a variable of the server; in a pasted text all are.
@@ -97,6 +108,7 @@ def find_all(
         UsageError: a quote is not closed.
     """
     variables = Variables() if variables is None else variables
+    variables.functions = {**variables.functions, **_functions(text, line)}
     commands, notes = split(text, line, variables)
     found = Launches(notes=notes)
     exported: dict[str, str] = {}
@@ -118,9 +130,58 @@ def find_all(
         listed = [identify(words, variables) for words in variables.arrays.values() if words]
         containers = [one for one in listed if one.kind == "docker"]
         found.programs = containers or [one for one in listed if one.kind in SERVERS]
+    _leave_bodies(found.programs, variables)
     for program in found.programs:
         program.env = {**exported, **program.env}
     return found
+
+
+def _functions(text: str, line: int) -> dict[str, Word]:
+    """Return the bodies of the functions of a script that pass on what they are given: those that
+    may start an engine, and short ones such as `run() { echo "$@"; "$@"; }`."""
+    found, at = dict[str, Word](), 0
+    while head := _FUNCTION.search(text, at):
+        end = closing(text, head.end() - 1)
+        if end < 0:
+            break
+        body, at = text[head.end() : end], end
+        if _GIVEN.search(body) and (len(body) < _SHORT or LAUNCH.search(body)):
+            found[head[1] or head[2]] = Word(body, line + text.count("\n", 0, head.end()))
+    return found
+
+
+def _leave_bodies(programs: list[ProgramCall], variables: Variables) -> None:
+    """Leave out what functions start by themselves that are called: the call has the words."""
+    called = {one.function for one in programs if one.function}
+    bodies = [variables.functions[name] for name in called if name in variables.functions]
+    spans = [range(one.line, one.line + one.text.count("\n") + 1) for one in bodies]
+    programs[:] = [one for one in programs if not any(one.line in span for span in spans)]
+
+
+def _of_function(rest: list[Word], variables: Variables) -> ProgramCall | None:
+    """What a function of the script starts with the words that it is given."""
+    body = variables.functions.get(rest[0].text)
+    if body is None:
+        return None
+    others = {name: one for name, one in variables.functions.items() if name != rest[0].text}
+    with suppress(UsageError):  # it starts nothing, or several: its body is read as it stands
+        inner = replace(_given(rest[1:], variables.inside(len(body.text))), functions=others)
+        found = find(body.text, body.line, inner)
+        found.function, found.appended = rest[0].text, bool(rest[1:])
+        return found
+    return None
+
+
+def _given(words: list[Word], variables: Variables) -> Variables:
+    """Return the variables of a script or function that is called with these words."""
+    named = {name: one for name, one in variables.values.items() if not name.isdecimal()}
+    numbered = {f"{number}": word.text for number, word in enumerate(words, 1)}
+    return replace(
+        variables,
+        doubled=False,
+        values={**named, **numbered},
+        arrays={**variables.arrays, "@": words, "*": words},
+    )
 
 
 def _written(document: Word, variables: Variables) -> Iterator[ProgramCall]:
@@ -170,7 +231,7 @@ def several(lines: list[int]) -> UsageError:
     return UsageError(
         f"there are {len(where)} launches of vLLM, on {' and '.join(where)}",
         where=where[0],
-        hint="give them one at a time",
+        hint="give the one that is meant as --command 'vllm serve ...'",
     )
 
 
@@ -190,7 +251,7 @@ def identify(words: list[Word], variables: Variables | None = None) -> ProgramCa
     name = rest[0].text.rpartition("/")[2]
     reader = next((reader for names, reader in _READERS if names.fullmatch(name)), None)
     program = reader(rest, variables) if reader else None
-    program = program or _of_the_kit(rest, variables)
+    program = program or _of_function(rest, variables) or _of_the_kit(rest, variables)
     if program is None:
         return ProgramCall("other", words, env)
     program.env = {**env, **program.env}
@@ -249,13 +310,18 @@ def _shell(rest: list[Word], variables: Variables) -> ProgramCall | None:
     """`bash -c "..."`, `bash -lc '...'`."""
     for at, (word, script) in enumerate(pairwise(rest[1:]), 4):  # behind the script is its $0
         if word.text.startswith("-") and not word.text.startswith("--") and "c" in word.text:
-            given = variables.arrays if rest[at:] == [] else {"@": rest[at:], "*": rest[at:]}
             inner = variables.inside(len(script.text))
-            inner = replace(inner, doubled=False, arrays={**variables.arrays, **given})
+            inner = _given(rest[at:], inner) if rest[at:] else replace(inner, doubled=False)
             with suppress(NoLaunch):
                 return find(script.text, script.line, inner)
             return None
     return None
+
+
+def _eval(rest: list[Word], variables: Variables) -> ProgramCall | None:
+    """`eval "$CMD"`: a shell text by its words."""
+    text = Word(" ".join(word.text for word in rest[1:]), rest[0].line)
+    return _shell([rest[0], Word("-c", text.line), text], variables)
 
 
 def _of_the_kit(rest: list[Word], variables: Variables) -> ProgramCall | None:
@@ -266,12 +332,7 @@ def _of_the_kit(rest: list[Word], variables: Variables) -> ProgramCall | None:
     if not text:
         return None
     given = rest[at + 1 :]
-    inner = replace(
-        variables.inside(len(text)),
-        doubled=False,
-        values={**variables.values, **{f"{n}": one.text for n, one in enumerate(given, 1)}},
-        arrays={"@": given, "*": given},
-    )
+    inner = replace(_given(given, variables.inside(len(text))), functions={})
     try:
         found = find(text, 1, inner)
         found.appended = bool(given)
@@ -310,6 +371,7 @@ _READERS = (
     (re.compile(r"docker|podman|nvidia-docker"), _docker),
     (re.compile(r"python(3(\.\d+)?)?"), _python),
     (_SHELLS, _shell),
+    (re.compile("eval"), _eval),
     (re.compile(r"launch-cluster\.sh"), _launcher),
     (re.compile(r"[\w.-]*vllm[\w.-]*|sglang"), _serve),
 )

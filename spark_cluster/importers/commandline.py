@@ -31,9 +31,10 @@ from spark_cluster.importers.calls import (
     several,
 )
 from spark_cluster.importers.docker_run import DockerRun, docker_run
-from spark_cluster.importers.expansion import Variables, Word
+from spark_cluster.importers.expansion import Variables, Word, read_env
 from spark_cluster.importers.importer import (
-    SCRIPT_SUFFIXES,
+    MAKEFILE,
+    SCRIPT,
     Choice,
     Given,
     Left,
@@ -86,6 +87,8 @@ class CommandFile:
         variables = Variables({**given.variables}, script=kit_of(given).script)
         try:
             text, unit = given.text, None if is_script(given) else _UNIT.search(given.text)
+            if MAKEFILE.fullmatch(given.path.name):
+                text = _of_makefile(text)
             if unit:
                 start = " ".join(("env", *_VARIABLES.findall(text), unit[1]))
                 text = "\n" * text.count("\n", 0, unit.start()) + start
@@ -99,6 +102,25 @@ class CommandFile:
             raise InvalidFile(error.message, where=where, hint=error.hint) from None
 
 
+_SET = re.compile(r"(?:export[ \t]+)?(\w+)[ \t]*(?:\?|::?)?=[ \t]*([^#\n]*).*")
+_OF_MAKE = re.compile(r"\$\((\w+)\)|\{\{ ?(\w+) ?\}\}")
+
+
+def _of_makefile(text: str) -> str:
+    """Return the commands of a Makefile or justfile as a script, on the same lines."""
+    lines = [""]
+    for line in _OF_MAKE.sub(r"${\1\2}", text).split("\n"):
+        if lines[-1].endswith("\\"):
+            lines.append(line.replace("$$", "$"))
+        elif found := _SET.fullmatch(line):
+            value = found[2].strip("\"' \t\\").replace('"', '\\"')
+            lines.append(f'{found[1]}="{value}"')
+        else:
+            rule = line[:1] not in ("\t", " ")
+            lines.append("" if rule else line.lstrip("\t @-+").replace("$$", "$"))
+    return "\n".join(lines[1:])
+
+
 def kit_of(given: Given) -> KitFolder:
     """Return the kit that a file belongs to: that of its folder by default."""
     return KitFolder((given.root or given.path.parent).absolute())
@@ -106,7 +128,7 @@ def kit_of(given: Given) -> KitFolder:
 
 def is_script(given: Given) -> bool:
     """Return whether a file is a script rather than a text with a command."""
-    return given.path.suffix in SCRIPT_SUFFIXES or given.text.startswith("#!")
+    return bool(SCRIPT.fullmatch(given.path.name)) or given.text.startswith("#!")
 
 
 def parse(text: str) -> Launch:
@@ -226,6 +248,7 @@ def _contained(
     program: ProgramCall, container: DockerRun, origin: str, variables: Variables
 ) -> Source:
     """The server that a container starts."""
+    _take_env_files(container, variables)
     inner = _inside(container, variables)
     inner.env = {**container.env, **inner.env}
     for name in container.passed:
@@ -236,7 +259,19 @@ def _contained(
             inner.left_out.append(f"-e {name}: its value is in the shell that runs it")
     inner.notes[:0] = program.notes
     inner.left_out[:0] = program.left_out
+    inner.left_out += container.unread
     return _source(inner, container, origin, variables)
+
+
+def _take_env_files(container: DockerRun, variables: Variables) -> None:
+    """Take the variables of the files of the kit that `--env-file` names."""
+    given = container.options.get("env-file")
+    names = given if isinstance(given, list) else [given] if isinstance(given, str) else []
+    for name in names:
+        if text := variables.script(name):
+            found = read_env(text, Variables({}, room=variables.room))
+            container.env = {**found, **container.env}
+            container.options.pop("env-file", None)
 
 
 def containers_of(given: Given) -> list[DockerRun]:
@@ -350,7 +385,8 @@ def _by_entrypoint(container: DockerRun, words: list[Word], *, by_itself: bool) 
             text = f"{words[0].text}: not known here; its words are read as those of `vllm serve`"
             program.notes.append(text)
         return program
-    if words and not entrypoint and (by_itself or words[0].text.startswith("-")):
+    names_one = any(word.text.partition("=")[0] in ("--model", "--model-path") for word in words)
+    if words and not entrypoint and (by_itself or (names_one and words[0].text.startswith("-"))):
         # The image's own entry point: `vllm serve`, or the Python module before 0.11.
         return ProgramCall("serve", words)
     if not words:
@@ -438,7 +474,9 @@ def _model(flags: vllm_flags.Flags, program: ProgramCall) -> str:
         given.remove(word)
         program.left_out.append(f"{word.text}: only the shell knows which flags it has")
     if not given:
-        raise first.wrong("no model to serve", "add `--model MODEL` or its name")
+        raise first.wrong(
+            "no model to serve", "add `--model MODEL`, or import what runs this script"
+        )
     if given[1:]:
         raise given[1].wrong(
             f"found '{given[1].text}', which belongs to no flag",

@@ -25,6 +25,7 @@ class DockerRun:
         env: variables with a value.
         passed: variables that are taken from the shell (`-e HF_TOKEN`).
         volumes: from `-v` and from `--mount type=bind`.
+        unread: words before the image of which only the shell knows what they are.
     """
 
     image: Word
@@ -33,6 +34,11 @@ class DockerRun:
     env: dict[str, str] = field(default_factory=dict)
     passed: list[str] = field(default_factory=list)
     volumes: list[Volume] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+
+
+# Beginnings of words that the shell replaces by options of a container.
+_OPTIONS = re.compile(r"\$\(|`|\$\{?\w*(?:ARG|OPT|FLAG|MOUNT|VOL|ENV)", re.IGNORECASE)
 
 
 def docker_run(words: list[Word]) -> DockerRun:
@@ -43,15 +49,19 @@ def docker_run(words: list[Word]) -> DockerRun:
             no image; with the line.
     """
     reader = _OptionReader(words)
-    while reader.words and reader.words[0].text.startswith("-"):
+    unread = list[str]()
+    while reader.words and (reader.words[0].text.startswith("-") or reader.begins_with_options()):
         word = reader.words.popleft()
+        if not word.text.startswith("-"):
+            unread.append(f"{word.text}: only the shell knows which options it has")
+            continue
         if word.text == "--":
             break
         (reader.long if word.text.startswith("--") else reader.short)(word)
     if not reader.words:
         last = words[-1] if words else Word("", 1)
         raise last.wrong("docker run: no image", "add the image's name")
-    container = DockerRun(reader.words.popleft(), list(reader.words), reader.options)
+    container = DockerRun(reader.words.popleft(), list(reader.words), reader.options, unread=unread)
     restart = reader.options.get("restart", "no")
     if reader.options.get("rm") and restart != "no":
         raise reader.first["rm"].wrong(
@@ -78,6 +88,11 @@ class _OptionReader:
         self.options: dict[str, Option] = {}
         self.taken: dict[str, list[tuple[Word, Word]]] = {"env": [], "volume": [], "mount": []}
         self.first: dict[str, Word] = {}
+
+    def begins_with_options(self) -> bool:
+        """Return whether the next word stands for options: the image follows it."""
+        word = self.words[0]
+        return not word.quoted and len(self.words) > 1 and bool(_OPTIONS.match(word.text))
 
     def long(self, word: Word) -> None:
         """`--rm`, `--gpus all`, `--gpus=all`."""

@@ -115,6 +115,7 @@ class Variables:
         depth: shells around this one.
         script: gives the text of a kit's script by its path; empty without one.
         contained: the commands run in a container, where the kit's scripts are followed.
+        functions: bodies of a script's functions that pass on what they are given.
     """
 
     values: dict[str, str | None] = field(default_factory=dict)
@@ -125,6 +126,7 @@ class Variables:
     depth: int = 0
     script: Callable[[str], str] = lambda _path: ""
     contained: bool = False
+    functions: dict[str, Word] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.values = {**dict.fromkeys(_OF_THE_MACHINE), **self.values}
@@ -467,7 +469,7 @@ class Conditions:
         return count, None
 
 
-def tested(words: list[Word]) -> Truth:
+def tested(words: list[Word]) -> Truth:  # noqa: PLR0911  (one for each kind of test)
     """Return whether a test such as `[ "$A" = 1 ]` holds; None for anything else.
 
     The value of `((...))` is its second word.
@@ -485,6 +487,8 @@ def tested(words: list[Word]) -> Truth:
             return value != "0"
         case ["-n" | "-z" as kind, text] if known:
             return (text != "") is (kind == "-n")
+        case [first, "=~", second] if known and not re.search(r"[^\w|-]", second):
+            return any(one in first for one in second.split("|"))
         case [first, "=" | "==" | "!=" as kind, second] if known:
             return fnmatchcase(first, second) is (kind != "!=")
         case [first, kind, second] if (

@@ -289,9 +289,9 @@ class Git:
         if _MISSING.search(text):
             wanted = self.registry.commit or self.registry.branch
             return UsageError(
-                f"the repository '{self.registry.name}' has no such commit or branch",
+                f"the repository '{self.registry.name}' has no such commit or branch: {wanted}",
                 where=self.registry.url,
-                hint=f"asked for: {wanted}",
+                hint="name another one in registries.yaml: `branch: NAME` or `commit: ID`",
             )
         if status == -signal.SIGXFSZ or _TOO_LARGE.search(text):
             return Failed(

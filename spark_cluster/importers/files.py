@@ -6,7 +6,7 @@ Importers of other packages are asked, too; their faults do not touch the others
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
@@ -44,7 +44,7 @@ from spark_cluster.importers.importer import (
 )
 from spark_cluster.importers.mods import carry_over
 from spark_cluster.importers.vllm_flags import kinds
-from spark_cluster.models.naming import is_path
+from spark_cluster.models.naming import HUB_CACHE, is_path
 
 GROUP = "spark_cluster.importers"
 """Group of the entry points of other packages."""
@@ -61,7 +61,7 @@ OURS: tuple[Importer, ...] = (
 )
 """Asked first, so that no package changes what they read."""
 
-LAST: tuple[Importer, ...] = (ComposeImporter(), CommandFile())
+LAST: tuple[Importer, ...] = (ComposeImporter(), kits.ReadmeFile(), CommandFile())
 """Asked after those of other packages, which may know more of a compose file; a text of any kind
 can have a command line in it."""
 
@@ -80,7 +80,7 @@ def read_file(path: Path, choice: Choice | None = None) -> Source:
         raise InvalidFile("no such file", where=str(path), hint=MISSING)
     if path.is_dir():
         return kits.read(path, choice or Choice(), read_given)
-    return read_given(Given(path), choice or Choice())
+    return read_given(kits.alone(path), choice or Choice())
 
 
 def read_given(given: Given, choice: Choice) -> Source:
@@ -216,8 +216,6 @@ Ray; and the one that SGLang's authors publish for the DGX Spark (lmsys.org/blog
 FILES = (".jinja", ".py", ".json", ".yaml")
 """Endings of files that a flag can name."""
 
-_HUB_FOLDER = re.compile(r"models--([^/]+)--([^/]+)")
-
 
 def write(
     source: Source,
@@ -226,6 +224,7 @@ def write(
     model: str | None = None,
     image: str | None = None,
     mods: Sequence[Path] = (),
+    taken: Collection[str] = (),
 ) -> Imported:
     """The recipe, and what became of every part of its source.
 
@@ -235,13 +234,18 @@ def write(
         model: repository on the hub, where the source names a folder only.
         image: container image, where the source names none.
         mods: folders of mods that the source may name.
+        taken: names of other recipes, which a name that is made does not repeat.
 
     Raises:
         InvalidFile: the source says something that no recipe can hold, with the fields.
     """
     parts = parts_of(source.launch)
     parts.left_out[:0] = source.left_out
-    data = _data(parts, source, name, model, image)
+    made = slug(source.title or source.repository or _named(source.launch))
+    if not name and made in taken:
+        source.notes.append(f"there is a recipe {made} already: this one is {made}-imported")
+        made = f"{made}-imported"
+    data = _data(parts, source, name or made, model, image)
     image_named = data["image"]
     files = {**_patches(data, source, parts), **carry_over(data, source, parts, mods)}
     parts.left_out[:0] = _lacking(source, parts, image_named, named=image is not None)
@@ -325,13 +329,13 @@ def _of_missing_mods(source: Source, parts: Parts) -> Iterator[Left]:
 
 
 def _data(
-    parts: Parts, source: Source, name: str | None, model: str | None, image: str | None
+    parts: Parts, source: Source, name: str, model: str | None, image: str | None
 ) -> dict[str, Any]:
     """The recipe's fields in the order in which people read them; what is empty is left out."""
     launch = source.launch
     vllm = {"version": launch.vllm, "supported": source.supported}
     data: dict[str, Any] = {
-        "name": name or slug(source.title or source.repository or _named(launch)),
+        "name": name,
         "description": " ".join(source.description.split())[:300],
         "model": _model(parts, source, model),
         "kind": launch.kind if launch.kind != "chat" else None,
@@ -375,7 +379,7 @@ def slug(text: str) -> str:
 def _named(launch: Launch) -> str:
     if not is_path(launch.model):
         return launch.model
-    if cached := _HUB_FOLDER.search(launch.model):
+    if cached := HUB_CACHE.search(launch.model):
         return cached[2]
     return folder_on_node(launch.volumes, launch.model)
 
@@ -386,9 +390,10 @@ def _model(parts: Parts, source: Source, given: str | None) -> dict[str, Any]:
     if given is None and is_path(launch.model):
         model["name"] = source.repository or _folder_name(parts, launch)
     folder = folder_on_node(launch.volumes, launch.model)
-    absolute = folder.startswith("/") and ".." not in folder.split("/") and "$" not in folder
+    own = folder.startswith("/") and not folder.startswith("/root/")  # that of a container
+    absolute = own and ".." not in folder.split("/") and "$" not in folder
     free = is_for_models(folder) or not why_refused(folder, read_only=False)
-    if absolute and free and not UNMOUNTABLE.search(folder) and not _HUB_FOLDER.search(folder):
+    if absolute and free and not UNMOUNTABLE.search(folder) and not HUB_CACHE.search(folder):
         model["path"] = folder
         if not is_for_models(folder):
             parts.ask_leave(folder)
@@ -407,7 +412,7 @@ def _folder_name(parts: Parts, launch: Launch) -> str:
     """The repository of a folder in the hub's cache; else the folder's own name, to correct."""
     folder = folder_on_node(launch.volumes, launch.model)
     for path in (launch.model, folder):
-        if cached := _HUB_FOLDER.search(path):
+        if cached := HUB_CACHE.search(path):
             return f"{cached[1]}/{cached[2]}"
     if "$" in folder:
         parts.to_do.append(
@@ -433,12 +438,9 @@ def _served(parts: Parts, launch: Launch, name: str) -> str:
 def _image(parts: Parts, launch: Launch, given: str | None) -> dict[str, Any]:
     if launch.dockerfile:
         build = {"dockerfile": launch.dockerfile, "why": "as the source has it"}
-        ref = (
-            launch.image
-            if launch.image.startswith(BUILT)
-            else f"local/{launch.image.partition('@')[0].rpartition('/')[2]}"
-        )
-        return {"ref": ref, "build": build}
+        own = launch.image.partition("@")[0].rpartition("/")[2]
+        own = f"local/{slug(own) if '$' in own else own}"
+        return {"ref": launch.image if launch.image.startswith(BUILT) else own, "build": build}
     reference = given or launch.image
     if not reference or "$" in reference:
         default = DEFAULT_IMAGES.get(launch.engine, DEFAULT_IMAGES[DEFAULT])

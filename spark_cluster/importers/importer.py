@@ -29,7 +29,9 @@ from spark_cluster.config.yamlfile import Sourced, load
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.models.naming import table
 
-SCRIPT_SUFFIXES = (".sh", ".bash")
+# Names of files whose rules are commands, and of all that are read as scripts.
+MAKEFILE = re.compile(r"(?:gnu)?makefile|justfile|[\w.-]+\.(?:mk|just)", re.IGNORECASE)
+SCRIPT = re.compile(rf".*\.(?:sh|bash)|{MAKEFILE.pattern}", re.IGNORECASE)
 
 LARGEST_TEXT = 1 << 20
 """Characters of a file that is looked at as text."""
@@ -204,7 +206,7 @@ class Given:
     @cached_property
     def loaded(self) -> Sourced | InvalidFile:
         """Its YAML (or JSON) with the position of every value, or why it is none."""
-        if self.path.suffix in SCRIPT_SUFFIXES and self.text:
+        if SCRIPT.fullmatch(self.path.name) and self.text:
             return InvalidFile("this is a script", where=str(self.path))
         try:
             return load(self.path, "file", lenient=True)
@@ -390,7 +392,9 @@ def _flag(parts: Parts, flag: str, value: EngineValue, launch: Launch) -> None:
     elif is_secret(flag.replace("-", "_")) or looks_secret(shown_flag(flag, value)):
         parts.leave(f"--{flag} (value not shown)", _NEVER)
     elif isinstance(value, str) and _UNEXPANDED.search(value):
-        parts.leave(what, _ONLY_THE_SHELL)
+        effect = "the recipe has size 1 until tensor_parallel or --tp says another"
+        sized = effect if flag == "tensor-parallel-size" else ""
+        parts.left_out.append(Left(what, _ONLY_THE_SHELL, sized))
     elif flag == "gpu-memory-utilization":
         share = float(value) if isinstance(value, int | float) else 0.0
         why = "outside 0.05 to 0.95, which a Spark cannot give; it is computed (auto)"

@@ -16,25 +16,26 @@ from pathlib import Path
 from spark_cluster.config.recipe import is_for_models
 from spark_cluster.config.yamlfile import did_you_mean, shown
 from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
+from spark_cluster.importers import commandline
 from spark_cluster.importers.calls import LAUNCH
-from spark_cluster.importers.commandline import YAML_SUFFIXES, containers_of, name_model, put_into
 from spark_cluster.importers.compose import take_dockerfile
 from spark_cluster.importers.docker_run import DockerRun
 from spark_cluster.importers.expansion import Variables, expand, read_env
 from spark_cluster.importers.importer import (
     PACKAGE,
-    SCRIPT_SUFFIXES,
+    SCRIPT,
     Choice,
     Given,
     Left,
     Source,
     folder_on_node,
+    no_choice,
 )
 from spark_cluster.importers.kitfiles import EXAMPLE, PRESET, KitFolder
-from spark_cluster.importers.servers import SeveralServers, chosen
+from spark_cluster.importers.servers import SeveralServers, chosen, several
 from spark_cluster.importers.shell import split
 from spark_cluster.importers.vllm_recipes import spark_commands
-from spark_cluster.models.naming import is_path
+from spark_cluster.models.naming import HUB_CACHE, is_path
 from spark_cluster.node.output import counted
 
 Read = Callable[[Given, Choice], Source]
@@ -52,11 +53,20 @@ MOST_SOURCED = 20
 MOST_SAID = 8
 """Files of variables that a note names."""
 
+# Endings of texts with commands in blocks of code.
+DOCUMENTS = (".md", ".markdown")
+
+# Likelihoods of the kit's README, and of documents in its folders; those beside it are between.
+_TEXTS, _DEEP = 6, 8
+
 _COMPOSE = re.compile(r"(?:docker-)?compose(?!.*(?:override|sidecar))[\w.-]*\.ya?ml")
 _STARTS = re.compile(r"(?:start|run|serve|launch|up)\b[\w.-]*")
 _USUAL = re.compile(r"(?:docker-)?compose\.ya?ml|(?:start|run|serve|launch|up)\.sh")
 _DOTENV = re.compile(r"(?<![\w}])\.env\b")
-_SOURCED = re.compile(r"(?m)(?:^|[;&{]|\s)(?:source|\.)[ \t]+[\"']?([\w./${}:-]+)")
+_SOURCED = re.compile(
+    r"(?m)(?:(?:^|[;&{]|\s)(?:source|\.)[ \t]+[\"']?|^(?:EnvironmentFile=|-?include[ \t]+)-?)"
+    r"([\w./${}:-]+)"
+)
 _FOLDER = re.compile(r"^\$(?:\w+|\{\w+\})/")
 
 
@@ -84,16 +94,17 @@ def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Sour
         tiers, choice = [[place]], replace(choice, variant="default")
     failed: dict[str, SparkClusterError] = {}
     found: dict[str, Source] = {}
-    for paths in tiers:
-        found = _servers(kit, paths, choice, read_one, failed)
-        if found:
-            usual = _usual(kit, found)
+    for likely, paths in enumerate(tiers):
+        if likely == _DEEP and failed:  # what a document below says of other things is not meant
             break
-    else:
-        found, usual = {} if choice.variant != "default" else _of_readme(kit), []
+        found = _servers(kit, paths, choice, read_one, failed if likely < _TEXTS else {})
+        if found:
+            break
     if not found:
         raise _nothing(kit, failed, choice)
-    source = found[chosen(found, usual, shown(kit.root))]
+    if likely > _TEXTS and named is None:
+        raise several("only documents have a command", found, shown(kit.root))
+    source = found[chosen(found, _usual(kit, found), shown(kit.root))]
     _finish(kit, source, tiers)
     where = (source.path or kit.root).relative_to(kit.root)
     source.origin = f"{origin or f'the kit {kit.root.resolve().name}'}: {where}"
@@ -121,36 +132,49 @@ def _servers(
     return found
 
 
-def _of_readme(kit: KitFolder) -> dict[str, Source]:
-    """The command for the most nodes among those that the kit's README has, the first of them."""
-    path = kit.path("README.md")
-    found = spark_commands(kit.text(path), anywhere=True) if path else []
-    if not found:
-        return {}
-    source = max(found, key=lambda one: one.launch.nodes)
-    others = f"; it has {counted(len(found) - 1, 'other command')}" if found[1:] else ""
-    source.notes.append(f"no file starts a server: this is README.md, {source.title}{others}")
-    source.path, source.title = kit.root / "README.md", ""
-    return {"README.md": source}
+class ReadmeFile:
+    """The importer of a README: of the commands in its blocks of code that for the most nodes."""
+
+    name = "a README with a command that starts vLLM"
+
+    def recognises(self, given: Given) -> bool:
+        return given.path.suffix.lower() in DOCUMENTS and bool(given.text)
+
+    def read(self, given: Given, choice: Choice) -> Source:
+        no_choice(choice)
+        found = spark_commands(given.text, anywhere=True)
+        if not found:
+            raise InvalidFile(
+                "no block of code in it starts vLLM, SGLang or a container",
+                where=shown(given.path),
+                hint="give the command as --command 'vllm serve ...'",
+            )
+        source, name = max(found, key=lambda one: one.launch.nodes), given.path.name
+        others = f"; it has {counted(len(found) - 1, 'other command')}" if found[1:] else ""
+        source.notes.append(f"this is a command of {name}: {source.title}{others}")
+        source.path, source.origin, source.title = given.path, name, ""
+        return source
 
 
 def _tiers(kit: KitFolder) -> list[list[Path]]:
     """The files that may say what is served, the likelier ones first."""
-    tiers: list[list[Path]] = [[] for _ in range(6)]
-    left = MOST_TEXT
+    tiers: list[list[Path]] = [[] for _ in range(_DEEP + 1)]
+    left = [MOST_TEXT, MOST_TEXT]  # documents have room of their own
     for path in kit.files:
         below, text = path.parent != kit.root, kit.text(path)
         if _COMPOSE.fullmatch(path.name):
             likely = 3 if below else 0
-        elif path.suffix in SCRIPT_SUFFIXES and LAUNCH.search(text):
+        elif (path.suffix == ".service" or SCRIPT.fullmatch(path.name)) and LAUNCH.search(text):
             likely = 4 if below else 1 if _STARTS.fullmatch(path.stem) else 2
-        elif path.suffix in YAML_SUFFIXES[:2]:
+        elif path.suffix in commandline.YAML_SUFFIXES[:2]:
             likely = 5
+        elif path.suffix.lower() in DOCUMENTS:
+            likely = _DEEP if below else _TEXTS + (path.stem.lower() != "readme")
         else:
             continue
-        if len(tiers[likely]) < MOST_TRIED and len(text) <= left:
+        if len(tiers[likely]) < MOST_TRIED and len(text) <= left[likely >= _TEXTS]:
             tiers[likely].append(path)
-            left -= len(text)
+            left[likely >= _TEXTS] -= len(text)
     return tiers
 
 
@@ -170,9 +194,16 @@ def _usual(kit: KitFolder, found: Iterable[str]) -> list[str]:
     return usual
 
 
+def alone(path: Path) -> Given:
+    """Return a file that is imported alone: a script or compose file with the variables of files
+    of its folder."""
+    reads = SCRIPT.fullmatch(path.name) or _COMPOSE.fullmatch(path.name)
+    return _given(KitFolder(path.absolute().parent), path.absolute()) if reads else Given(path)
+
+
 def _given(kit: KitFolder, path: Path) -> Given:
     """A file of a kit, with the variables of the files that it reads."""
-    compose, text = path.suffix in YAML_SUFFIXES, kit.text(path)
+    compose, text = path.suffix in commandline.YAML_SUFFIXES, kit.text(path)
     names = {} if compose else _sourced(text)
     if compose or _DOTENV.search(text):
         names.setdefault(".env", False)
@@ -289,7 +320,8 @@ def _leave_model_folder(source: Source) -> None:
     launch = source.launch
     folder = folder_on_node(launch.volumes, launch.model)
     name = folder.rstrip("/").rpartition("/")[2]
-    if not is_path(launch.model) or is_for_models(folder) or "$" in name:
+    cached = HUB_CACHE.search(launch.model) or HUB_CACHE.search(folder)
+    if not is_path(launch.model) or is_for_models(folder) or "$" in name or cached:
         return
     above = [one for one in launch.volumes if f"{launch.model}/".startswith(f"{one.target}/")]
     why = "a folder of the kit's author; the model is downloaded to /srv/models, or to model.path"
@@ -308,7 +340,7 @@ def _name_by_scripts(kit: KitFolder, source: Source) -> None:
     """Give a model that is a folder the repository that a script of the kit names."""
     if not is_path(source.launch.model):
         return
-    scripts, left = (one for one in kit.files if one.suffix in SCRIPT_SUFFIXES), MOST_TEXT
+    scripts, left = (one for one in kit.files if SCRIPT.fullmatch(one.name)), MOST_TEXT
     for path in islice(scripts, MOST_TRIED):
         text = kit.text(path)
         left -= len(text)
@@ -316,18 +348,18 @@ def _name_by_scripts(kit: KitFolder, source: Source) -> None:
             return
         variables = Variables({**_given(kit, path).variables})
         _collect(text, variables)
-        name_model(source, variables)
+        commandline.name_model(source, variables)
 
 
 def _take_container(kit: KitFolder, source: Source, tiers: list[list[Path]]) -> None:
     """Put the server into the container that another script of the kit starts."""
     found: dict[str, DockerRun] = {}
     for path in chain.from_iterable(tiers):
-        if path.suffix in SCRIPT_SUFFIXES:
-            for container in containers_of(_given(kit, path)):
+        if SCRIPT.fullmatch(path.name):
+            for container in commandline.containers_of(_given(kit, path)):
                 found.setdefault(container.image.text, container)
     if len(found) == 1:
-        put_into(source, next(iter(found.values())))
+        commandline.put_into(source, next(iter(found.values())))
 
 
 def _nothing(kit: KitFolder, failed: dict[str, SparkClusterError], choice: Choice) -> InvalidFile:
@@ -336,8 +368,8 @@ def _nothing(kit: KitFolder, failed: dict[str, SparkClusterError], choice: Choic
         return InvalidFile(f"no file or service {choice.variant}", where=shown(kit.root), hint=hint)
     if not failed:
         return InvalidFile(
-            "no file of this folder starts vLLM or SGLang: there is no compose file, and no script "
-            "with `vllm serve`, `docker run` or `sglang`",
+            "no file of this folder starts vLLM or SGLang: there is no compose file, and no "
+            "script, unit, Makefile or README with `vllm serve`, `docker run` or `sglang`",
             where=shown(kit.root),
             hint="give the command as --command 'vllm serve ...'",
         )

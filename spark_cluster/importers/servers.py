@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from spark_cluster.config.launch import Launch
@@ -9,7 +10,7 @@ from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.errors import InvalidFile
 from spark_cluster.importers.importer import Offer, Source
 
-_PER_RANK = ("node-rank", "headless", "nnodes", "master-addr", "master-port", "host", "port")
+_PER_RANK = re.compile("node-rank|headless|nnodes|master-addr|master-port|host|port|api-key")
 """Flags that differ between the ranks of one server."""
 
 
@@ -51,12 +52,14 @@ def chosen(found: Mapping[str, Source], usual: Sequence[str], where: str) -> str
                 if name != likely[0]
             ]
             return likely[0]
-    several = "; ".join(f"{name} ({one.launch.model})" for name, one in found.items())
-    raise SeveralServers(
-        f"{len(found)} different servers are started here: {several}",
-        where=where,
-        hint=f"name one of them: --variant {next(iter(found))}",
-    )
+    raise several(f"{len(found)} different servers are started here", found, where)
+
+
+def several(why: str, found: Mapping[str, Source], where: str) -> SeveralServers:
+    """Return the error that the user has to name one of these servers."""
+    named = "; ".join(f"{name} ({one.launch.model})" for name, one in found.items())
+    hint = f"name one of them: --variant {next(iter(found))}"
+    return SeveralServers(f"{why}: {named}", where=where, hint=hint)
 
 
 def _rank(launch: Launch) -> int:
@@ -65,5 +68,5 @@ def _rank(launch: Launch) -> int:
 
 
 def _identity(launch: Launch) -> tuple[str, str, dict[str, EngineValue]]:
-    args = {flag: value for flag, value in launch.args.items() if flag not in _PER_RANK}
+    args = {flag: value for flag, value in launch.args.items() if not _PER_RANK.fullmatch(flag)}
     return launch.model, launch.image, args

@@ -51,6 +51,7 @@ _BLANK = re.compile(r"[ \t]+|#[^\n]*")
 _BLANKS = re.compile(r"[ \t\n]+|#[^\n]*")
 _HIDDEN_FLAG = re.compile(r"#.{80,} --[a-z]")
 _SUM = re.compile(r"\(\([^\n]{0,300}?\)\)(?=[ \t]*(?:[;&|\n]|$))")
+_LITERALS = re.compile(r"=~[ \t]+\(?([\w|-]+)\)?(?=[ \t]*\]\])")  # `[[ $A =~ (b|c) ]]`
 _OPERATOR = re.compile(r"&&|\|\||;;|[\n;&|()]")
 _REDIRECTION = re.compile(r"((?:\d*|&)(?:>>|>\||>&|<<<|<<-?|<&|>|<)&?)[ \t]*")
 # A backslash, then blanks or a comment up to the end of the line: a shell would not go on here, but
@@ -152,6 +153,9 @@ class _Splitter:
                 words = [Word("((", self.line), Word("$" if value is None else value, self.line)]
                 self.commands[-1].words += words
                 self._take(sum_.end())
+            elif literals := _LITERALS.match(self.text, self.at):
+                self._take(literals.end())
+                self.commands[-1].words += [Word("=~", self.line), Word(literals[1], self.line)]
             elif operator := _OPERATOR.match(self.text, self.at):
                 self._take(operator.end())
                 self._next_command(operator[0])
@@ -215,8 +219,11 @@ class _Splitter:
         if len(found) == len(texts) and command.runs is not False:
             for one in found:
                 before = self.variables.values.get(one[1], "")
-                if command.runs or one[1] not in self.variables.values:
+                unknown = (before or "").startswith("$") and "$" not in one[2]
+                if command.runs or unknown or one[1] not in self.variables.values:
                     self.variables.set(one[1], one[2])
+                    if unknown and not command.runs:
+                        self.variables.defaulted[one[1]] = None
                 elif before == "" and "$" in one[2]:  # it may have what only the machine knows
                     self.variables.values[one[1]] = None
         self._set_arrays(command)

@@ -256,6 +256,7 @@ def imported(reference: str, folder: Path, choice: Choice, **given: Any) -> Impo
     registry, listed = known.find(reference, folder)
     path = known.source_of(reference, folder)
     name = given.pop("name", None) or listed.name
+    given.pop("taken", None)
     if registry.format == "spark-cluster" and any(given.values()):
         no_choice(choice)
         raise UsageError(

@@ -136,7 +136,8 @@ def launch_of(source: Sourced, command: str, unused: list[Left], kind: str) -> S
     env = {str(k): as_word(v) for k, v in (data.get("env") or {}).items()}
     made.launch = replace(launch, env={**env, **launch.env})
     made.kind = kind
-    made.title = data.get("name") or source.path.stem
+    own = source.path if source.path.stem != "recipe" else source.path.absolute().parent
+    made.title = data.get("name") or (own.stem if own is source.path else own.name)
     about = data.get("metadata") or {}
     made.description = data.get("description") or about.get("description", "")
     made.revision = as_word(data.get("model_revision"))

@@ -10,7 +10,7 @@ from packaging.version import Version
 from spark_cluster.config.facts import SYSTEM_UID_MAX, Facts
 from spark_cluster.config.recipe import is_for_models, why_refused
 from spark_cluster.config.secret import is_secret_setting
-from spark_cluster.issues.entries import Edit
+from spark_cluster.issues.entries import Edit, Severity
 from spark_cluster.issues.rules import Case, RuleFinding, rule, written
 from spark_cluster.models.naming import table
 
@@ -65,24 +65,97 @@ def unknown_flag(case: Case) -> RuleFinding | None:
 
 
 def _why_unknown(flag: str, version: Version | None) -> str:
-    """Why vLLM does not take a flag; empty where it does, or where nothing is known.
-
-    `vllm_options.json` has each option's first version and the first without it; null where it is
-    older, and where the newest that was read has it.
-    """
+    """Why vLLM does not take a flag; empty where it does, or where nothing is known."""
     known = table("vllm_options", "issues")["options"]
     name = flag.partition(".")[0].replace("_", "-").removeprefix("no-")
-    if name not in known:
-        if len(name) < 3 or any(one.startswith(name) for one in known):
-            return ""  # a short form, or an abbreviation, which argparse takes
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.88)
-        return f"--{flag} is not known: --{near[0]} is" if near else ""
-    since, until = known[name]
+    if name in known:
+        return _outside(f"--{flag}", known[name], version)
+    if len(name) < 3 or any(one.startswith(name) for one in known):
+        return ""  # a short form, or an abbreviation, which argparse takes
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.88)
+    return f"--{flag} is not known: --{near[0]} is" if near else ""
+
+
+def _outside(what: str, span: list[str | None], version: Version | None) -> str:
+    """Why a release does not have what others have; empty where it has, or is no release.
+
+    Args:
+        span: the first version, and the first without it; null where it is older, and where the
+            newest that was read has it.
+    """
+    since, until = span
     if version is None or version.is_prerelease or version.local:
         return ""
     if since and version < Version(since):
-        return f"--{flag} came with vLLM {since}, this is {version}"
-    return f"--{flag} went with vLLM {until}" if until and version >= Version(until) else ""
+        return f"{what} came with vLLM {since}, this is {version}"
+    return f"{what} went with vLLM {until}" if until and version >= Version(until) else ""
+
+
+PLUGINS = {
+    "tool-call-parser": "tool-parser-plugin",
+    "reasoning-parser": "reasoning-parser-plugin",
+}
+"""Flags to which another one adds values."""
+
+FEW = 8
+"""Values that a finding lists."""
+
+_UNFILLED = re.compile(r"[$<{]")
+"""In a value that the shell or somebody else's template fills in."""
+
+
+@rule("wrong-flag-value")
+def wrong_flag_value(case: Case) -> RuleFinding | None:
+    """A value that no release of vLLM takes, or none but others than the one that is started.
+
+    Where the release is not known, or someone else built it, less is certain.
+    """
+    given = {flag: value for flag, value in case.flags.items() if isinstance(value, str)}
+    given = {flag: value for flag, value in given.items() if PLUGINS.get(flag) not in case.flags}
+    if method := case.launch.speculative.get("method"):
+        given["speculative-config.method"] = str(method)
+    told = [text for pair in given.items() if (text := _why_refused(*pair, case.version))]
+    if not told:
+        return None
+    is_certain = case.version is not None and not case.built_by_owner
+    return RuleFinding("; ".join(told), severity="error" if is_certain else "warning")
+
+
+def _why_refused(flag: str, value: str, version: Version | None) -> str:
+    """Why vLLM does not take a value of a flag; empty as for a flag."""
+    read = table("vllm_options", "issues")
+    if version is not None and version > Version(read["newest"]):
+        return ""
+    taken = {_plain(one): (one, span) for one, span in read["values"].get(flag, {}).items()}
+    if not taken or _UNFILLED.search(value):
+        return ""
+    if found := taken.get(_plain(value)):
+        return _outside(f"--{flag} {value}", found[1], version)
+    near = difflib.get_close_matches(_plain(value), taken, n=1, cutoff=0.75)
+    if near:
+        return f"--{flag} {value} is not known: {taken[near[0]][0]} is"
+    few = ", ".join(one for one, _ in taken.values()) if len(taken) <= FEW else "see its --help"
+    return f"--{flag} {value} is not known ({few})"
+
+
+@rule("variable-not-read")
+def variable_not_read(case: Case) -> RuleFinding | None:
+    """A variable of vLLM that the release does not have: it says so in its log and goes on."""
+    read = table("vllm_options", "issues")["variables"]
+    told = []
+    for name in case.launch.env:
+        if name in read:
+            told.append(_outside(name, read[name], case.version))
+        elif near := difflib.get_close_matches(name, read, n=1, cutoff=0.9):
+            told.append(f"{name} is not known: {near[0]} is")
+    what = "; ".join(filter(None, told))
+    severity: Severity = "info" if case.built_by_owner else "warning"
+    return RuleFinding(what, severity=severity) if what else None
+
+
+def _plain(value: str) -> str:
+    """Return a value as vLLM compares the names of kernels."""
+    return value.lower().replace("-", "_")
 
 
 @rule("revision-not-pinned")

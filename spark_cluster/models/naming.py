@@ -44,7 +44,7 @@ def json_object(text: bytes | str, where: str) -> dict[str, Any]:
     return document
 
 
-_HUB_CACHE = re.compile(r"models--([^/]+)--([^/]+)")
+HUB_CACHE = re.compile(r"models--([^/]+)--([^/]+)")
 
 NOT_SAID = "not said"
 """The quantization of a build whose name says that it is quantized, and not how."""
@@ -82,7 +82,7 @@ def base_of(model: str, hints: tuple[str, ...] = ()) -> str | None:
         hints: folder on the node, served name. All that is recognised must say the same.
     """
     if is_path(model):
-        cached = _HUB_CACHE.search(model)
+        cached = HUB_CACHE.search(model)
         repository = f"{cached[1]}/{cached[2]}" if cached else ""
         if repository in _bases():
             return repository

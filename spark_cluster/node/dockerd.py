@@ -6,9 +6,10 @@ comes is foreign input: a field of another type than Docker's counts as not ther
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,70 @@ def _image(one: Any) -> DockerImage:
         variant=text_of(at(one, "Variant")),
         labels=mapping_of(at(one, "Config", "Labels")),
     )
+
+
+# An archive says itself how its images are called, also by names that other images have here.
+
+NAMES = ("docker", "image", "ls", "--no-trunc", "--format", "{{.ID}} {{.Repository}}:{{.Tag}}")
+"""Prints the id and a name of each image."""
+
+MOST_SAID = 1 << 18
+"""Characters of what `docker load` says beyond which all names that are new are taken for its own.
+"""
+
+Ask = Callable[[Sequence[str]], str | None]
+"""Runs a command of Docker's; returns what it prints, None where it fails."""
+
+
+@contextlib.contextmanager
+def keeping_names(ask: Ask, ref: str, said: Callable[[], str]) -> Iterator[list[str]]:
+    """Have an archive loaded in the block; of its images only `ref` gets its name, whatever comes
+    of the load. Other images get theirs back, or nobody has it.
+
+    Args:
+        said: returns what `docker load` has said.
+
+    Yields:
+        After the block: names of other images that the archive had.
+
+    Raises:
+        ResourceError: Docker does not say which names there are.
+    """
+    before, others = _named(ask(NAMES)), list[str]()
+    if before is None:
+        raise ResourceError("docker image ls does not say which images are here")
+    try:
+        yield others
+    finally:
+        text, own = said(), shown(ref)
+        loaded = set(re.findall(r"^Loaded image: (\S+)$", text, re.MULTILINE)) - {own}
+        now = _named(ask(NAMES)) or {**before, **dict.fromkeys(loaded, "")}
+        if len(text) >= MOST_SAID:
+            loaded |= now.keys() - before.keys() - {own}
+        others += sorted(loaded)
+        gone = loaded - before.keys()
+        for name, number in before.items():
+            moved = name != own and now.get(name) != number
+            if moved and ask(("docker", "tag", number, name)) is None:  # Docker kept nothing of it
+                gone.add(name)
+        if gone:
+            ask(("docker", "image", "rm", "--", *sorted(gone)))
+
+
+def _named(printed: str | None) -> dict[str, str] | None:
+    """Return name to id of what NAMES prints; None where it prints nothing because it fails."""
+    if printed is None:
+        return None
+    rows = (line.partition(" ") for line in printed.splitlines() if "<none>" not in line)
+    return {name: number for number, _, name in rows}
+
+
+def shown(ref: str) -> str:
+    """Return the name of an image as Docker prints it."""
+    for default in ("index.docker.io/", "docker.io/"):
+        if ref.startswith(default):
+            ref = ref.removeprefix(default).removeprefix("library/")
+    return ref if ":" in ref.rpartition("/")[2] else f"{ref}:latest"
 
 
 # Registry digests of images that came by copy: `docker load` does not know where an image was

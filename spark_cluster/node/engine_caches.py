@@ -59,12 +59,26 @@ def folder_of(root: str, name: str) -> str:
     return f"{root}/{IMAGES}/{name}"
 
 
-def prepare(host: Host, root: str, name: str) -> None:
+def prepare(host: Host, root: str, name: str, image: str = "") -> None:
     """Make the folder of an image's caches.
+
+    Args:
+        image: its whole id, of which others can be made to have the first digits.
 
     Raises:
         NotFollowed: a link, or another user's folder, is in the place of one of the folders.
+        ResourceError: another image has these caches.
     """
+    owners = host.path(paths.CACHE_OWNERS)
+    known = durable.read_object(owners)
+    if image and (owner := known.setdefault(name, image)) != image:
+        raise ResourceError(
+            f"the caches of {image} would be those of another image, {owner}: no two images have "
+            "the same first digits unless one was made so",
+            f"do not use the one that you know less of; {owners} on the node says whose they are",
+        )
+    if image:
+        durable.put_file(owners, json.dumps(known).encode())
     Folder(host.path(root), owners=frozenset({0, os.geteuid()})).make(f"{IMAGES}/{name}")
 
 

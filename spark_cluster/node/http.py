@@ -10,12 +10,15 @@ import os
 import queue
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from spark_cluster.node.values import looks
 
 # HTTPS to a server whose certificate is known: exactly that one is accepted.
 
@@ -79,6 +82,9 @@ BLOCK = 64 * 1024
 
 LISTENS = "0A"
 """State of a socket in /proc/net/tcp (source: linux/include/net/tcp_states.h)."""
+
+ACCEPTED_S = 3.0
+"""Seconds within which a server accepts a connection, if it is to be given a token."""
 
 LONGEST_HEADER = 4000
 """Characters of a header of an answer that are returned."""
@@ -184,7 +190,7 @@ class _Call:
         with contextlib.closing(connection):
             connection.connect()
             if bearer and where.hostname == "127.0.0.1":
-                _must_be_roots(connection.port)
+                must_be_roots(connection.sock)
             connection.request(self._request.get("method", "GET"), path, body, headers)
             answer = connection.getresponse()
             wanted = self._request.get("keep", ())
@@ -220,18 +226,36 @@ def _no_answer(reason: str) -> Reply:
     return {"status": 0, "body": "", "reason": reason}
 
 
-def _must_be_roots(port: int) -> None:
-    """Look who listens: while a server is down any user can, who would be given its token.
+def must_be_roots(connection: socket.socket) -> None:
+    """Look who has accepted a connection of the loopback: while a server is down any user can
+    listen at its port, who would be given its token.
+
+    Who listens by now may be another one than has accepted it, and what waits to be accepted has no
+    owner.
 
     Raises:
-        OSError: it is another user's program than root's, or than one of who asks.
+        OSError: it is another user's program than root's, or than one of who asks; or none.
     """
-    texts = [Path("/proc/net", name) for name in ("tcp", "tcp6")]
-    rows = [row.split() for text in texts if text.exists() for row in text.read_text().splitlines()]
-    local = f":{port:04X}"
-    owners = {int(row[7]) for row in rows if row[1].endswith(local) and row[3] == LISTENS}
-    if not owners or not owners <= {0, os.geteuid()}:
-        raise OSError(f"port {port} belongs to another user, who gets no token")
+    server, client = map(_in_proc, (connection.getpeername(), connection.getsockname()))
+    port, own, accepted = connection.getpeername()[1], (0, os.geteuid()), False
+    for _ in looks(ACCEPTED_S, 0.02):
+        texts = [Path("/proc/net", name) for name in ("tcp", "tcp6")]
+        rows = [row for text in texts if text.exists() for row in text.read_text().splitlines()]
+        for row in map(str.split, rows):
+            listens = row[3] == LISTENS and row[1].endswith(f":{port:04X}")
+            is_it = row[1].endswith(server) and row[2].endswith(client) and row[9] != "0"
+            if (listens or is_it) and int(row[7]) not in own:
+                raise OSError(f"port {port} belongs to another user, who gets no token")
+            accepted |= is_it
+        if accepted:
+            return
+    raise OSError("who has accepted the connection is not known, and gets no token")
+
+
+def _in_proc(end: tuple[str, int]) -> str:
+    """Return how an address of IPv4 and its port end in /proc/net/tcp and tcp6, as the machine
+    keeps them in memory."""
+    return f"{struct.unpack('=I', socket.inet_aton(end[0]))[0]:08X}:{end[1]:04X}"
 
 
 def _bearer(path: Path | None) -> dict[str, str]:

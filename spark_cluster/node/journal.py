@@ -300,6 +300,8 @@ def why_not_kept(folder: Path) -> str:
             status = path.lstat()
         except FileNotFoundError:
             continue  # it went away meanwhile
+        except OSError as error:  # such as a path that is longer than the kernel takes
+            return f"it cannot be read: {error.strerror}"
         if stat.S_ISREG(status.st_mode):
             total += status.st_size
         elif not stat.S_ISDIR(status.st_mode) and not stat.S_ISLNK(status.st_mode):

@@ -25,6 +25,9 @@ KIND = 0x88B5
 EVERY_S = 0.1
 """Seconds between two frames."""
 
+MOST_HEARD = 1000
+"""Names after which no more are listened for: what hears the token can give itself any number."""
+
 SHORTEST = 60
 """Bytes of an Ethernet frame at least, without its checksum."""
 
@@ -46,6 +49,8 @@ def neighbours(token: str, node: str, seconds: str, *names: str) -> None:
             found = _said(one.recv(2048))
             if isinstance(found, list) and len(found) == 2 and found[0] == token:
                 heard.add((ports[one], str(found[1])))
+        if len(heard) > MOST_HEARD:
+            break
     print(json.dumps(sorted(heard)))
 
 

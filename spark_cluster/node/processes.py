@@ -401,6 +401,9 @@ GONE = "ZX"
 KERNEL_THREAD = 0x00200000
 """PF_KTHREAD of the kernel's include/linux/sched.h, among the flags of /proc/PID/stat."""
 
+PERSONS = 1000
+"""User id from which on users are persons (UID_MIN of login.defs(5)), not services."""
+
 UNKNOWN_S = 1.0
 """Seconds for which what cannot be known of processes is waited for before they are left alone:
 one may be between two programs (execve), or in uninterruptible sleep, which every parent is in
@@ -444,12 +447,22 @@ def belonging(leader: Process, mark: str) -> list[Process]:
         mark: the value of MARK that it got.
     """
     others = [p for p in _listed() if p.start >= leader.start]
-    until = time.monotonic() + UNKNOWN_S
+    until, own = time.monotonic() + UNKNOWN_S, {os.geteuid(), _owner(leader.pid)}
+    # What a person's process shows of itself it can hold back for ever, and root with it.
+    asked = [p for p in others if _owner(p.pid) < PERSONS or _owner(p.pid) in own]
 
     def marked(mine: set[int]) -> set[int]:
-        return {p.pid for p in others if p.pid not in mine and _is_marked(p, mark, until)}
+        return {p.pid for p in asked if p.pid not in mine and _is_marked(p, mark, until)}
 
     return _family(others, leader.pid, marked)
+
+
+def _owner(pid: int) -> int:
+    """Return the user of a process; -1 of one that is gone."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116  (hundreds of them)
+    except OSError:
+        return -1
 
 
 def below(pid: int) -> list[Process]:

@@ -141,7 +141,7 @@ def read_constants(path: Path) -> Constants:
     Raises:
         InvalidFile: it cannot be read, is no calibration, or holds something that cannot be.
     """
-    hint = "create it again with `predict --calibrate RESULTS`, or remove it"
+    hint = "create it again with `spark-cluster predict --calibrate RESULTS`, or remove it"
     try:
         data: Any = json.loads(path.read_text())
     except (OSError, ValueError) as error:

@@ -245,10 +245,10 @@ def _held_more_bytes(serving: ServingSetup) -> float:
 
 def _mtp_bytes(serving: ServingSetup) -> float:
     """Bytes of MTP layers, each with the matrix that joins the embedding with the hidden state
-    (`mimo_mtp.py`, `glm4_moe_lite_mtp.py`)."""
+    (`mimo_mtp.py`, `glm4_moe_lite_mtp.py`); one, as in vLLM, where the config tells no number."""
     geometry = serving.geometry
     joined = 2 * geometry.hidden**2 * EMBEDDING_BYTES
-    return geometry.mtp_layers * (sum(mtp_layer(serving)) + joined)
+    return (geometry.mtp_layers or 1) * (sum(mtp_layer(serving)) + joined)
 
 
 def largest_stage(geometry: Geometry, pp: int) -> Geometry:

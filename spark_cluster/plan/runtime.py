@@ -69,29 +69,26 @@ OUTSIDE_MIB, OUTSIDE_TP_MIB = 235.0, 110.0
 """Outside PyTorch while profiling, on a GPU of its own; with TP, NCCL's own memory is allocated
 before vLLM's first reading (measured-kv-share: 225 to 256, 61 to 143)."""
 FIRST_GIB, FIRST_TP_GIB = 0.51, 0.99
-"""Held by each process before vLLM's first reading of a GPU of its own, so that no share counts it:
-CUDA's context, and with TP over nodes NCCL's buffers for sockets (measured-kv-share,
-measured-on-h100). Between GPUs of one host it was 1.45 and 1.91."""
+"""Held before vLLM's first reading of a GPU of its own, so that no share counts it: CUDA's context,
+and with TP over nodes NCCL's buffers for sockets (measured-kv-share, measured-on-h100)."""
 
 MLA_ROWS, MLA_BLOCK = 65_536, 64
 """Most tokens of context that are unpacked for latent attention, and tokens of its blocks."""
 
 UNSEEN_MIB = 384.0
-"""What launches that nothing had been read from were off beyond what is known to vary, either way:
-with it 58 of 66 were in the range when they were measured first, without it 49 (measured-kv-unseen,
--2 and -3; 62, 73 and 81 % became 92, 82 and 90 %). On a Spark the host's part is wider."""
+"""What launches that nothing had been read from were off beyond what is known to vary, either way
+(measured-kv-unseen, -2 and -3). On a Spark the host's part is wider."""
 NARROW, WIDE = 3, 4
 """Hidden states alive at the peak of a feed-forward layer: compiled, eager (measured-kv-share)."""
+READ_LAYERS = {"eagle3": 3, "dflash": 5, "dspark": 5}
 STATE_PASSES = {True: 4.18, False: 3.34}
 """A gated delta net's projections alive at once, by `eager` (measured-kv-share)."""
 
 TP_SPREAD = 0.3
-"""Of the activations at TP=2, either way: seven starts took 27 % less to 35 % more than is counted
-(measured-kv-share, measured-kv-unseen, measured-kv-unseen-2)."""
+"""Of the activations at TP=2, either way: seven starts took 27 % less to 35 % more than counted."""
 
 GRAPH_MIB_PER_LAYER = 0.135
-"""Of a piecewise graph for each layer (measured-kv-share: 4 to 10 MiB for 24 to 64 layers, in steps
-of 2)."""
+"""Of a piecewise graph for each layer (measured-kv-share: 4 to 10 MiB for 24 to 64 layers)."""
 FULL_GRAPH_MIB = (1.0, 2.0, 4.0)
 """Of a graph of a whole decode step (measured-kv-share: least, usual, most)."""
 LARGEST_GRAPH = 16_384
@@ -99,36 +96,34 @@ LARGEST_GRAPH = 16_384
 FIRST_GRAPH_MIB = (60.0, 110.0, 160.0)
 """Of the first piecewise graph: the activations that all graphs share (measured-kv-share)."""
 ALLREDUCE_MIB = 0.17
-"""Of each all-reduce in a captured graph, NCCL between GPUs of one host (measured-kv-share: 24 MiB
-in place of 6.5 for 96 all-reduces). vLLM's own all-reduce, which it takes there unless told not
-to, keeps nothing."""
+"""Of each all-reduce in a captured graph, NCCL between GPUs of one host (measured-kv-share). vLLM's
+own, which it takes there unless told not to, keeps nothing."""
 NETWORK_ALLREDUCE_MIB = 0.48
-"""The same between two Sparks: 5.1 GiB for MiniMax-M2.7 with 51 and 35 graphs, vLLM 0.29.1 (source:
-eugr-kv-share); one report, so it is the upper end of the range too."""
+"""The same between two Sparks, and the upper end too: one report, MiniMax-M2.7 (eugr-kv-share)."""
 SPLITS, LARGEST_SPLIT = 32, 992
 """Partial results for each head that FlashAttention 3 holds in full graphs (Hopper only;
-`flash_attn_max_num_splits_for_cuda_graph`), and most requests for which it does: a batch of 1,024
-held none (measured-kv-unseen; vLLM's source of 0.10 names the limit)."""
+`flash_attn_max_num_splits_for_cuda_graph`), and most requests for which it does."""
 
-HOST_GIB = (1.0, 3.6, 5.6)
+HOST_GIB = (0.8, 2.6, 4.6)
 """On unified memory vLLM counts what the host's processes took since its first reading as its own
-(`MemorySnapshot.measure` reads psutil there): least, usual, most. Eleven published starts on Sparks
-with vLLM 0.19 to 0.27 and weights of 22 to 75 GiB: 1.2, 2.4 to 2.9 (four), 4.4 to 5.0 (five), and
-one above 5 with a vision tower (source: published-kv-share). One launch line took 5.0 and, eleven
-minutes later, 2.4. Firmware that reports 119.6 GiB in place of 121.7 shows as part of it."""
+(`MemorySnapshot.measure` reads psutil there): least, usual, most, without a tower. Seven starts,
+weights of 18 to 75 GiB took 1.1 to 4.1, 2.6 on average (source: published-kv-share)."""
+HOST_OF_TOWER_GIB = (1.2, 2.1, 3.2)
+"""More of it where a tower is profiled: its largest images are made on the CPU
+(`_get_mm_dummy_batch`). 28 starts took 2.4 to 7.7 in all (source: published-kv-share)."""
 HOST_OF_SMALL_GIB = (0.0, 1.1, 2.6)
-"""The same of small models: 0.2, 1.8 and about none in three published starts with weights of 0.4,
-1.1 and 2.0 GiB, vLLM 0.27 (source: small-kv-share). The range is assumed."""
+"""The same of models up to 2 GiB: 0.2, 1.8 and none in three starts (source: small-kv-share)."""
 HOST_GROWS_GIB = (2.0, 17.0)
 """Weights on a node between which it grows evenly; assumed (one start with 7.4 GiB took 1.5)."""
-RANKS_GIB = (0.6, 1.9, 3.0)
-"""More of it with several nodes: NCCL's buffers on unified memory, Ray's processes (one published
-start, MiniMax-M2.7 over two Sparks; the range is assumed)."""
+RANKS_GIB = (0.8, 2.9, 4.0)
+"""More of it with several nodes: NCCL's buffers, Ray (one start, MiniMax-M2.7; range assumed)."""
 
 UNIFIED_GRAPHS = (0.75, 2.5, 4.6)
-"""Times what graphs take on a GPU of its own, on one Spark: there the readings before and after a
-capture hold what the host took meanwhile (source: published-kv-share, eight starts: 0.76 to 4.6).
-Over several it is part of what one report says of NCCL (NETWORK_ALLREDUCE_MIB)."""
+"""Times what graphs take on a GPU of its own, on one Spark, where the readings hold what the host
+took meanwhile (source: published-kv-share). Over several it is in NETWORK_ALLREDUCE_MIB."""
+LEAST_READ_GIB = -0.9
+"""Least estimate for graphs on one Spark, by five of 20 starts (source: published-kv-share): to
+CUDA's free memory, which vLLM reads, page cache does not belong, and some is given back."""
 
 IMAGES = {"qwen2_": (16_384, 88_000), "qwen": (16_384, 65_536), "gemma3_": (256, 4096)}
 """Tokens and patches of the largest image, by the word in the model type: Qwen's processors allow
@@ -339,11 +334,11 @@ def _activations(case: _Case) -> Range:
     lower end is a later start's, and a first start is what is expected.
     """
     experts = _experts_mib(case)
-    kept = LIBRARIES_MIB + experts
-    forward = max(_forward_mib(case), _dense_mib(case) - experts)
+    tower, made = _tower_mib(case)
+    kept = LIBRARIES_MIB + experts + made
+    forward = max(_forward_mib(case), _dense_mib(case) - experts) + _handed_on_mib(case)
     hidden = case.tokens * case.geometry.hidden * 2 / MIB
     sampled = hidden + _sampler_mib(case)
-    tower = _tower_mib(case)
     warm = kept + max(forward, sampled)
     first = warm
     if not case.serving.eager and not case.vision:
@@ -358,6 +353,14 @@ def _activations(case: _Case) -> Range:
     expected = max(first, LIBRARIES_MIB + tower) + more
     high = max(first, LIBRARIES_MIB + tower * 1.6) + more + slack
     return Range(low / MIB_OF_GIB, expected / MIB_OF_GIB, high / MIB_OF_GIB)
+
+
+def _handed_on_mib(case: _Case) -> float:
+    """Hidden states of READ_LAYERS that a drafter reads, by the start of its method, and as much
+    for its keys and values of the whole batch (`dflash.py`, `precompute_and_store_context_kv`)."""
+    method = str(case.launch.speculative.get("method") or "")
+    layers = next((n for word, n in READ_LAYERS.items() if method.startswith(word)), 0)
+    return (1 + 1 / case.tp) * layers * case.tokens * case.geometry.hidden * 2 / MIB
 
 
 def _experts_mib(case: _Case) -> float:
@@ -449,10 +452,11 @@ def _sampler_mib(case: _Case) -> float:
     return logits * SAMPLER_BYTES + verified + rows
 
 
-def _tower_mib(case: _Case) -> float:
-    """A vision tower's pass; its true size depends on the processor's limits."""
+def _tower_mib(case: _Case) -> tuple[float, float]:
+    """A vision tower's pass, whose true size depends on the processor's limits, and of it what is
+    kept while the model's pass is profiled (`profile_run`: `encoder_cache`)."""
     if not case.vision or (case.newer and case.version < ALL_COUNTED):
-        return 0.0
+        return 0.0, 0.0
     words = case.geometry.model_type
     usual = (max(1, case.tokens), USUAL_PATCHES)
     tokens, patches = next((image for word, image in IMAGES.items() if word in words), usual)
@@ -462,8 +466,8 @@ def _tower_mib(case: _Case) -> float:
     if "qwen2_" in words and allowed_items(case.launch, "video"):
         images = max(images, min(held, LONGEST_VIDEO))
     levels = DEEPSTACK_LEVELS if "qwen3_vl" in words else 1
-    made = levels * tokens * case.geometry.hidden * 2
-    return images * (patches * PATCH_BYTES + made) / MIB
+    made = images * levels * tokens * case.geometry.hidden * 2 / MIB
+    return images * patches * PATCH_BYTES / MIB + made, made
 
 
 def _graphs(case: _Case) -> Range:
@@ -493,6 +497,8 @@ def _graphs(case: _Case) -> Range:
         total += max(1.0, piece) * max(0, len(case.piecewise) - 1)
         total += max(1.0, step) * max(0, len(case.full) - 1)
         ends.append(total / MIB_OF_GIB)
+    if not case.own and case.tp == 1:
+        ends[0] = min(ends[0], LEAST_READ_GIB)
     return Range(*ends)
 
 
@@ -506,4 +512,5 @@ def _outside(case: _Case, weights_gib: float) -> Range:
     large = min(max((weights_gib - few) / (many - few), 0.0), 1.0)
     ends = zip(HOST_OF_SMALL_GIB, HOST_GIB, strict=True)
     host = Range(*(least + large * (most - least) for least, most in ends))
+    host += Range(*HOST_OF_TOWER_GIB) if case.vision else NOTHING
     return own + host + (Range(*RANKS_GIB) if case.tp > 1 else NOTHING)

@@ -34,6 +34,10 @@ MARLIN = {"linear-backend": "marlin", "moe-backend": "marlin"}
 MARLIN_VARIABLE = "VLLM_TEST_FORCE_FP8_MARLIN"
 
 
+class NotDivisible(UsageError):
+    """No engine starts the model at this tensor-parallel size."""
+
+
 @dataclass(frozen=True)
 class ServingSetup:
     """A model as it is served.
@@ -78,7 +82,7 @@ class ServingSetup:
         heads = [part.q_heads for part in self.geometry.attention]
         heads += [self.geometry.latent.q_heads] if self.geometry.latent else []
         if any(count % self.tp for count in heads):
-            raise UsageError(
+            raise NotDivisible(
                 f"the {min(heads)} attention heads of {self.geometry.name} cannot be divided over "
                 f"{self.tp} nodes",
                 hint="a tensor-parallel size must divide them without a remainder",

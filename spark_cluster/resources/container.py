@@ -277,8 +277,9 @@ class Container(Program):
         argv = (*(word for rule in rules for word in rule), *self.argv)
         if not self.caches:
             return argv
-        name = short(self._image_id(host))
-        prepare(host, self.caches, name)
+        image = self._image_id(host)
+        name = short(image)
+        prepare(host, self.caches, name, image)
         shared = f"source={folder_of(self.caches, ID)},"
         own = f"source={folder_of(self.caches, name)},"
         return tuple(word.replace(shared, own) for word in argv)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from spark_cluster.node import dockerd, paths
@@ -143,7 +143,15 @@ class Image(Resource):
     def _load(self, host: Host, archive: str) -> None:
         path = host.path(archive)
         host.progress(f"loading {self.ref} from {archive} ({path.stat().st_size / 1e9:.1f} GB)")
-        done = docker(host, "load", "-i", str(path), timeout=LOAD_S, long=True)
+        printed: list[str] = []
+
+        def ask(argv: Sequence[str]) -> str | None:
+            asked = docker(host, *argv[1:])
+            return asked.stdout if asked.status == 0 else None
+
+        with dockerd.keeping_names(ask, self.ref, lambda: "".join(printed)):
+            done = docker(host, "load", "-i", str(path), timeout=LOAD_S, long=True)
+            printed.append(done.stdout)
         _explained(done, f"loading {archive}")
         if image(host, self.ref) is None:
             held = re.findall(r"^Loaded image(?: ID)?: (.+)$", done.stdout, re.MULTILINE)

@@ -27,10 +27,11 @@ else
   "$path/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off \\
     --requirement "$path/$marker.new"
 fi
+sync -f "$path"
 mv "$path/$marker.new" "$path/$marker"
 """
-"""uv where it is, else the venv and pip of the node's Python. The marker comes last: an environment
-that was made in part is made again."""
+"""uv where it is, else the venv and pip of the node's Python. The marker comes last,
+behind all else on the disk: an environment that was made in part is made again."""
 
 
 @dataclass(frozen=True)

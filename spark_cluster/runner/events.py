@@ -74,9 +74,10 @@ class Selection:
         import difflib
 
         close = difflib.get_close_matches(name, self._seen, n=3)
+        known = f"there are: {', '.join(sorted(one for one in self._seen if ':' not in one))}"
         return UsageError(
             f"{option} {name}: nothing in this run has that name",
-            hint=f"did you mean {' or '.join(close)}?" if close else "",
+            hint=f"did you mean {' or '.join(close)}?" if close else known,
         )
 
 

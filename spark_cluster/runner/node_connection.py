@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING
 from spark_cluster.errors import Failed, Refused, Unreachable, naming
 from spark_cluster.node.processes import SEARCH_PATH
 from spark_cluster.runner import wire
-from spark_cluster.runner.wire import SLICE, Channel
+from spark_cluster.runner.wire import SAID_BYTES, SLICE, Channel
 
 if TYPE_CHECKING:
     from spark_cluster.runner.session import Session
@@ -57,14 +57,16 @@ _REFUSALS = (
         "as root on the node: usermod -aG sudo {user}",
     ),
     (
-        r"(?s)(?=.*python3).*(not found|no such file|permission denied|unable to execute)",
+        r"(?s)\A(?=.*python3).*(not found|no such file|permission denied|unable to execute)",
         "there is no Python 3 on the node",
         "the only thing it needs besides sshd: sudo apt-get install python3",
     ),
-    (r"(?s)(?=.*sudo).*not found", "there is no sudo on the node", "log in as root"),
+    (r"(?s)\A(?=.*sudo).*not found", "there is no sudo on the node", "log in as root"),
 )
-"""Known errors of sudo, of sudo-rs and of shells: the pattern of what was printed, in lower case;
-message and hint for `user`."""
+r"""Known errors of sudo, of sudo-rs and of shells: the pattern of what was printed, in lower case;
+message and hint for `user`. A node can say SAID_BYTES: with \A all of it is read once, not from
+each place on.
+"""
 
 
 class NodeConnection(ABC):
@@ -185,9 +187,6 @@ def why_no_agent(node: str, user: str, stderr: str, status: int | None) -> Faile
 
 KEPT = ("HOME", "LANG", "LC_ALL", "LOGNAME", "USER")
 """Variables of the caller that an agent gets; others may hold secrets."""
-
-SAID_BYTES = 1 << 20
-"""Of standard error that are kept."""
 
 LEAVES_WITHIN_S = 5.0
 """Seconds in which an agent usually ends after its input has; it is not waited for longer, and

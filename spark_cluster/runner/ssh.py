@@ -27,7 +27,7 @@ import paramiko
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner.known_hosts import HostKey, HostKeyCheck
 from spark_cluster.runner.ssh_route import SshHop, Target, socket_to
-from spark_cluster.runner.wire import Channel
+from spark_cluster.runner.wire import SAID_BYTES, SLICE, Channel
 
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
 CHANNEL_TRIES = 5
@@ -43,6 +43,9 @@ REQUEST_IDENTITIES, IDENTITIES_ANSWER = b"\x0b", 12
 
 APPROVAL_S = 60.0
 """Seconds for a login with an agent's key: its user may have to approve it, or to touch a token."""
+
+STDERR_S = 1.0
+"""Seconds at most in which what has come on standard error is read."""
 
 STATUS_WITHIN_S = 2.0
 """Seconds after its output in which a command's exit status comes."""
@@ -200,8 +203,9 @@ class SshChannel(Channel):
         self._said = b""
 
     def stderr(self) -> str:
-        while self._stream.recv_stderr_ready():
-            self._said += self._stream.recv_stderr(65536)
+        until = time.monotonic() + STDERR_S
+        while self._stream.recv_stderr_ready() and time.monotonic() < until:
+            self._said += self._stream.recv_stderr(SLICE)[: SAID_BYTES - len(self._said)]
         return self._said.decode(errors="replace")
 
     def status(self) -> int | None:

@@ -223,6 +223,9 @@ slowest link to work over."""
 SLICE = 64 * 1024
 """Bytes sent or received at once; paramiko copies what is left after each packet."""
 
+SAID_BYTES = 1 << 20
+"""Of standard error that are kept; a node may send without an end."""
+
 
 class TakesNothing(OSError):
     """An agent does not read what is sent to it. Half a frame was sent: nothing can follow it."""

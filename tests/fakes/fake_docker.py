@@ -37,7 +37,7 @@ def main(state: dict[str, Any], root: Path, command: str, argv: list[str]) -> No
             state, action, rest[1:]
         )
         return
-    images = (pull, load, save, tag, build)
+    images = (pull, load, save, tag, build, image)
     containers = (run, start, stop, rm, logs, top, container, update)
     known = (*images, *containers, version, info)
     {one.__name__: one for one in known}[action](state, root, rest)
@@ -133,18 +133,31 @@ def load(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
         held = json.loads(sys.stdin.read())
     if held is None:
         raise Refuse(1, "open /x: unrecognized image format")
-    for ref, image in held.items():
+    for ref, one in held.items():
         print(f"Loaded image: {ref}")
-        state["images"][ref] = image
+        state.setdefault("unnamed", []).append(state["images"].get(ref, one))
+        state["images"][ref] = one
 
 
 def save(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
     (ref,) = rest
-    print(json.dumps({ref: state["images"][ref]}))
+    print(json.dumps({ref: {**state["images"][ref], "RepoDigests": []}}))
 
 
 def tag(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
-    state["images"][rest[1]] = state["images"][rest[0]]
+    known = {one["Id"]: one for one in (*state["images"].values(), *state.get("unnamed", []))}
+    state["images"][rest[1]] = (known | state["images"])[rest[0]]
+
+
+def image(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
+    if rest[0] == "ls":
+        assert rest[1:] == ["--no-trunc", "--format", "{{.ID}} {{.Repository}}:{{.Tag}}"], rest
+        for ref, one in state["images"].items():
+            print(one["Id"], ref)
+    else:
+        assert rest[:2] == ["rm", "--"], rest
+        for ref in rest[2:]:
+            del state["images"][ref]
 
 
 def build(state: dict[str, Any], _root: Path, rest: list[str]) -> None:

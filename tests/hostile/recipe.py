@@ -40,6 +40,23 @@ image:
 """
 
 
+ARCHIVE = """\
+image:
+  ref: vllm/vllm-openai:v1
+  archive: %s
+"""
+
+BASE_ARCHIVE = f"""\
+image:
+  ref: local/x:1
+  build:
+    why: needs it
+    base: {{ref: "vllm/vllm-openai:v1", archive: %s}}
+    steps: [{{name: s, files: [{{path: run.sh, file: s, sha256: "{64 * "0"}"}}]}}]
+"""
+"""Images that come from a file of the node, whose path is put in."""
+
+
 def text(more: str) -> str:
     """Return a recipe with more fields; an image among them replaces the usual one."""
     lines = _TEXT.format(name=NAME, more=more).splitlines()

@@ -53,7 +53,13 @@ while sleep 10 >/dev/null 2>&1; do
     echo "$(du -sm "$folder" | cut -f1) MiB of $repository are there"
 done &
 teller=$!
-wait "$client" || exit
+wait "$client" || {
+    failed=$?
+    test -s "$own/token" ||
+        echo "it had no hub token; with --allow-env HF_TOKEN what the recipe names to download" \
+            "gets the laptop's" >&2
+    exit "$failed"
+}
 client=
 
 # The files first, then the word that all of them are there: a power cut must not swap the two.

@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import dropwhile
 from pathlib import Path
 from typing import Annotated
 
@@ -336,11 +337,15 @@ def _no_formula(text: str) -> str:
 
 
 def engine_command(setup: Setup) -> str:
-    """The engine's command line, an argument a line."""
+    """The engine's command line, an argument a line, with the model by its name.
+
+    The recorded flags may be those of the whole command as it was started, with the model's folder.
+    """
     program = ENGINES.get(setup.engine, setup.engine)
     lines = [f"{program} {shlex.quote(setup.model)}"]
-    for flag in setup.flags:
-        if flag.startswith("--") or len(lines) == 1:
+    flags = [*dropwhile(lambda word: not word.startswith("--"), setup.flags)]
+    for flag in flags[2:] if flags[:1] == ["--model-path"] else flags:
+        if flag.startswith("--"):
             lines.append(shlex.quote(flag))
         else:
             lines[-1] += f" {shlex.quote(flag)}"

@@ -393,10 +393,9 @@ def _best(
     next_one, other = others[0]
     against = f"{results.labels[next_one]} ({_speed(metric, other.metric)})"
     ahead = lead(metric, first.metric, other.metric, load)
-    if ahead is None:
-        return BestSetup(purpose, "", f"{shown} against {against}.")
-    if ahead.why_open:
-        return BestSetup(purpose, "", f"{shown} against {against}: {ahead.why_open}.")
+    if ahead is None or ahead.why_open:
+        why = f": {ahead.why_open}" if ahead is not None else ""
+        return BestSetup(purpose, "", f"{label}, {shown}, against {against}{why}.")
     gain = f"{factor(ahead.ratio)} as fast as {against}, {ahead.interval}"
     return BestSetup(purpose, label, f"{shown}, {gain}.")
 

@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import IO, Any
 
-from spark_cluster.node import own_program
+from spark_cluster.node import dockerd, own_program
 from spark_cluster.node.beneath import write_all
 from spark_cluster.node.store import copy_channel, copy_receiving
 from spark_cluster.node.store.copy_channel import Broken, CopyChannel, Stream
@@ -40,8 +39,6 @@ QUIET_S = 900.0
 """Seconds without a byte of an image after which its copy has failed: some Dockers write all of an
 image to the disk before the first byte."""
 REMOVE_S = 60.0
-MOST_SAID = 1 << 18
-"""Bytes that are read of what Docker says, such as the names of images that it has loaded."""
 
 Given = Mapping[str, Any]
 
@@ -194,7 +191,7 @@ def _receive_image(given: Given) -> dict[str, Any]:
         with contextlib.closing(_connected(given)) as stream:
             stream.wait(QUIET_S)
             stream.request(0, 0)
-            printed = _load(stream, progress.add)
+            others = _load(stream, str(ref), progress.add)
             stream.leave()
     except copy_channel.CopyRefused as error:
         raise ResourceError(f"{sender} gives no image: {error}") from None
@@ -203,7 +200,9 @@ def _receive_image(given: Given) -> dict[str, Any]:
             f"{sender} sends nothing more of {ref}: {error}",
             "`systemctl status docker` there says whether its Docker works",
         ) from None
-    _must_be_alone(printed, given)
+    if others:
+        names = ", ".join(others)[:300]
+        raise ResourceError(f"{sender} sent other images than {ref}, which were left out: {names}")
     seconds = time.monotonic() - begun
     return {"moved": progress.read, "kept": 0, "seconds": seconds, "switched": False}
 
@@ -226,8 +225,8 @@ def _connected(given: Given) -> Stream:
     raise copy_receiving.silent(sender, limit_s, why)
 
 
-def _load(stream: Stream, on_bytes: Callable[[int], None]) -> str:
-    """Give Docker the packed archive that comes; return what Docker says.
+def _load(stream: Stream, ref: str, on_bytes: Callable[[int], None]) -> list[str]:
+    """Give Docker the packed archive that comes; return the names of other images in it.
 
     Raises:
         ResourceError: Docker refuses it.
@@ -235,6 +234,9 @@ def _load(stream: Stream, on_bytes: Callable[[int], None]) -> str:
     """
     with (
         tempfile.TemporaryFile() as said,
+        dockerd.keeping_names(
+            lambda argv: own_program.printed(argv, REMOVE_S), ref, lambda: _text(said)
+        ) as others,
         subprocess.Popen(
             ["zstd", "-q", "-d"], stdin=PIPE, stdout=PIPE, stderr=DEVNULL, bufsize=0
         ) as unpacking,
@@ -260,7 +262,7 @@ def _load(stream: Stream, on_bytes: Callable[[int], None]) -> str:
         )
     if status:
         raise ResourceError(f"docker load: {printed.strip().rpartition(chr(10))[2] or status}")
-    return printed
+    return others
 
 
 def _keep_room(stream: Stream, loading: subprocess.Popen[bytes], full: threading.Event) -> None:
@@ -283,32 +285,6 @@ def _pass_on(source: IO[bytes], target: IO[bytes], on_bytes: Callable[[int], Non
             on_bytes(len(piece))
 
 
-def _must_be_alone(printed: str, given: Given) -> None:
-    """Take their names from other images that came: this node may have had its own by these.
-
-    Raises:
-        ResourceError: there are some.
-    """
-    loaded = set(re.findall(r"^Loaded image: (\S+)$", printed, re.MULTILINE))
-    others = sorted(loaded - {shown(given["image"])})
-    if others or len(printed) == MOST_SAID:  # more names than are read
-        names = ("docker", "image", "rm", "--", *others)
-        own_program.printed(names, REMOVE_S)
-        raise ResourceError(
-            f"{given['receive']['sender']} sent other images than {given['image']}: "
-            f"{', '.join(others)[:300]}",
-            "these names were taken away; `up` fetches what had them here",
-        )
-
-
-def shown(ref: str) -> str:
-    """Return the name of an image as Docker prints it."""
-    for default in ("index.docker.io/", "docker.io/"):
-        if ref.startswith(default):
-            ref = ref.removeprefix(default).removeprefix("library/")
-    return ref if ":" in ref.rpartition("/")[2] else f"{ref}:latest"
-
-
 @contextlib.contextmanager
 def _killed_on_error(*processes: subprocess.Popen[bytes]) -> Iterator[None]:
     """Kill processes on an error in the block: they may never end by themselves."""
@@ -321,6 +297,8 @@ def _killed_on_error(*processes: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _text(said: IO[bytes]) -> str:
-    """Return the first MOST_SAID bytes of what a program has said."""
+    """Return the first dockerd.MOST_SAID bytes of what a program has said."""
     said.seek(0)
-    return said.read(MOST_SAID).decode("ascii", errors="replace")  # a character for each byte
+    return said.read(dockerd.MOST_SAID).decode(
+        "ascii", errors="replace"
+    )  # a character for each byte

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ _FOLDER = re.compile(r"(models--[\w.-]+)(?:/snapshots/([0-9a-f]{40}))?", re.ASCI
 
 LONGEST_COMMAND = 256 * 1024
 """Bytes of a command line that are read."""
+
+READ_S = 10.0
+"""Seconds for the command lines of all processes."""
 
 AT_WORK_S = 600.0
 """Seconds after the last write to a half file until which someone is taken to download there."""
@@ -205,15 +209,13 @@ def in_use(proc: Path, repositories: Collection[str]) -> dict[str, str]:
 
     Returns:
         ORG/NAME@COMMIT or ORG/NAME to the process's number and name.
+
+    Raises:
+        ResourceError: a process does not let its words be read.
     """
     folders = {folder_name(name): name for name in repositories}
     found: dict[str, str] = {}
-    for line in sorted(proc.glob("[0-9]*/cmdline")):
-        try:
-            with line.open("rb") as opened:
-                text = opened.read(LONGEST_COMMAND).decode("utf-8", "replace")
-        except OSError:  # it has ended
-            continue
+    for line, text in _command_lines(proc):
         words = _SEPARATORS.split(text)
         names = set(words) & set(repositories)
         for folder, commit in _FOLDER.findall(text):
@@ -222,6 +224,30 @@ def in_use(proc: Path, repositories: Collection[str]) -> dict[str, str]:
         program = words[0].rpartition("/")[2][:40]
         for name in names:
             found.setdefault(name, f"process {line.parent.name} ({program})")
+    return found
+
+
+def _command_lines(proc: Path) -> list[tuple[Path, str]]:
+    """Return the command line of each process. Its words may be in a file of a file system of its
+    user's own, which need not answer: so they are read in a thread."""
+    lines, found = sorted(proc.glob("[0-9]*/cmdline")), list[tuple[Path, str]]()
+
+    def read() -> None:
+        for line in lines:
+            text = ""
+            with contextlib.suppress(OSError), line.open("rb") as opened:  # it may have ended
+                text = opened.read(LONGEST_COMMAND).decode("utf-8", "replace")
+            found.append((line, text))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(READ_S)
+    if reader.is_alive():
+        number = lines[min(len(found), len(lines) - 1)].parent.name
+        raise ResourceError(
+            f"process {number} does not let its command line be read, which tells what it uses",
+            f"look at it there, and end it: ls -l /proc/{number}/exe; kill -9 {number}",
+        )
     return found
 
 

@@ -12,7 +12,7 @@ from hostile.container import nest
 from spark_cluster.node import durable
 from spark_cluster.node import journal as journal_module
 from spark_cluster.node.durable import TemporaryFiles, is_temporary, temporary_name
-from spark_cluster.node.journal import History
+from spark_cluster.node.journal import History, why_not_kept
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Directory, File, JsonKeys, Line
 
@@ -285,3 +285,18 @@ def test_a_secret_that_is_reached_through_a_link(node):
     node.run("r1", File("/link/token", content=Secret(OLD)))
     assert OLD not in told(node, "r2", File("/etc/s/token", content="plain"))
     assert held(node) == []
+
+
+def test_a_folder_whose_names_make_a_path_too_long_is_removed_and_not_kept(node):
+    folder = node.path("/srv/long")
+    folder.mkdir(parents=True)
+    handle = os.open(folder, os.O_RDONLY)
+    for _ in range(18):
+        os.mkdir("n" * 250, dir_fd=handle)
+        inner = os.open("n" * 250, os.O_RDONLY, dir_fd=handle)
+        os.close(handle)
+        handle = inner
+    os.close(handle)
+    assert why_not_kept(folder) == "it cannot be read: File name too long"
+    node.run("r1", Directory("/srv/long", state="absent"))
+    assert not folder.exists()

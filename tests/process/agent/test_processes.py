@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from cases import each_case
 from factories import put
+from hostile import user
 from hung_processes import ended, frozen_disk, lives, pid_in, state
 from waiting import FAR_S, HANG_S, until, with_a_limit
 
@@ -247,6 +248,23 @@ def test_what_is_between_two_programs_is_looked_at_again(monkeypatch):
             assert len(looks) > 6
         finally:
             left.kill()
+
+
+@user.needs_root
+def test_another_users_process_is_not_looked_into(monkeypatch):
+    """Its environment can lie in a file of a file system of its own, which never answers."""
+    read, really = [], processes._read
+
+    def seen(pid, name):
+        read.append(pid)
+        return really(pid, name)
+
+    monkeypatch.setattr(processes, "_read", seen)
+    with user.running("print(flush=True); time.sleep(600)") as theirs:
+        found = processes.process(theirs.pid)
+        strangers = found._replace(pid=2**30, session=2**30)  # one that has ended
+        assert processes.belonging(strangers, "this-one") == []
+        assert theirs.pid not in read
 
 
 def test_a_parent_that_waits_for_its_child_of_vfork_is_looked_at_again(monkeypatch, tmp_path):

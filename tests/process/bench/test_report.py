@@ -35,7 +35,7 @@ from spark_cluster.bench.record import (
     Tool,
     load_record,
 )
-from spark_cluster.bench.report import COLUMNS, build, sections, write_report
+from spark_cluster.bench.report import COLUMNS, build, engine_command, sections, write_report
 from spark_cluster.bench.report.plots import NodeTelemetry, line_of, measured_plots, telemetry_plots
 from spark_cluster.bench.report.rendering import Table, escape, fenced, style
 from spark_cluster.bench.report.results import Results, answers, headline, verdict
@@ -257,6 +257,22 @@ def test_a_submission_is_as_llama_benchy_and_spark_arena_have_it(folder):
     assert "VLLM_HOST_IP" not in recipe["env"], "of one node only"
     metadata = json.loads((folder / "arena" / "tp2" / "metadata.json").read_text())
     assert metadata["cluster"] == {"node_count": 2, "tensor_parallel": 2, "replicas": 1}
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags"),
+    [
+        ("vllm", ("--dtype", "bfloat16")),
+        ("vllm", ("vllm", "serve", "/srv/models/x", "--dtype", "bfloat16")),
+        ("vllm", ("/opt/venv/bin/vllm", "serve", "/srv/models/x", "--dtype", "bfloat16")),
+        ("sglang", ("python3", "-m", "sglang.launch_server", "--model-path", "/x", "--dtype", "b")),
+    ],
+)
+def test_a_command_to_repeat_names_the_program_once_and_the_model_by_its_name(engine, flags):
+    setup = dual_record().setups[0].model_copy(update={"engine": engine, "flags": flags})
+    first, second = engine_command(setup).split(" \\\n  ")
+    assert first.endswith((f"vllm serve {setup.model}", f"--model-path {setup.model}"))
+    assert second.startswith("--dtype b")
 
 
 def test_markdown_cannot_be_left():

@@ -20,7 +20,6 @@ from spark_cluster.bench.references import predictions
 from spark_cluster.bench.sequence import on_loopback
 from spark_cluster.bench.steps import BenchRun, plan_of, results_of
 from spark_cluster.bench.suite import Suite
-from spark_cluster.cli import bench_measure
 from spark_cluster.config.project import Project
 from spark_cluster.config.topology import Link
 from spark_cluster.engine import tool_checks
@@ -105,15 +104,6 @@ def test_the_plan_predicts_cells_with_one_request(project):
     assert by_size[2]["tg_tps", 0] > by_size[1]["tg_tps", 0]
     assert by_size[1]["tg_tps", 8192] < by_size[1]["tg_tps", 0]
     assert by_size[1]["ttfr_ms", 8192] > by_size[1]["ttfr_ms", 0]
-
-
-def test_the_commit_of_a_project_folder(tmp_path, monkeypatch):
-    assert bench_measure.commit_of(tmp_path) == "", "no repository, or no git"
-    answers = {"rev-parse": "3f2a91c", "status": ""}
-    monkeypatch.setattr(bench_measure, "_git", lambda _folder, *words: answers[words[0]])
-    assert bench_measure.commit_of(tmp_path) == "3f2a91c"
-    answers["status"] = " M recipes/mine.yaml"
-    assert bench_measure.commit_of(tmp_path) == "3f2a91c (changed)"
 
 
 def test_replicas_are_measured_through_the_endpoint_in_front_of_them(tmp_path):

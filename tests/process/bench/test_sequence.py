@@ -127,8 +127,9 @@ def test_a_server_whose_cells_were_fetched_while_the_laptop_was_away_is_taken_do
     sequence.go_on(cluster.play, run)
     assert cluster.log == ["down -1"]
     serve(cluster, run, -1)
+    ended = run.record.finished
     sequence.go_on(cluster.play, run)  # complete now: what serves is no longer its concern
-    assert cluster.log == ["down -1"]
+    assert (cluster.log, run.record.finished) == (["down -1"], ended)
 
 
 @pytest.mark.parametrize(("fetched", "serving"), [(True, False), (False, True)])
@@ -261,7 +262,7 @@ def test_what_served_before_is_named_with_the_way_back(run, cluster):
     cluster.fake.head.run_container(SERVER, labels)
     SHIPPED.load_playbook("bench").function(cluster.play, run=run)
     assert cluster.fake.notes[-1] == (
-        "other (tp 1) served before and is stopped; it serves again: "
+        "other (tp 1) served before and is stopped; to serve it again: "
         "spark-cluster up --recipe other --tp 1"
     )
 

@@ -160,6 +160,36 @@ def test_attach_does_not_run_recipes_of_somebody_else_either(theirs, went_on, tm
     assert len(went_on) == 2
 
 
+@pytest.mark.parametrize("changed", [{"recipes": [NAME]}, {"suite": "other"}])
+def test_attach_asks_before_a_folder_of_somebody_else_says_what_runs(
+    theirs, went_on, tmp_path, monkeypatch, changed
+):
+    """It may name its own recipe by a path, and vary what it likes of one that the user has."""
+    suite = suite_of(name="mine", recipes=[NAME], prompt=[512], output=[64])
+    put(tmp_path / "suites/mine.yaml", canonical(suite))
+    data = json.loads((tmp_path / theirs() / "run.json").read_text())
+    own = {**data, "suite_text": canonical(suite), "cells": [], "setups": []}
+    bench_as(tmp_path, "attach", written(tmp_path, own))
+    assert len(went_on) == 1
+    if "suite" in changed:
+        other = suite.model_copy(update={"prompt": [4]})
+        own |= {"suite_text": canonical(other)}
+    else:
+        path = put(tmp_path / f"theirs/{NAME}.yaml", text_of(make_recipe(NAME)))
+        own |= {"recipes": [str(path)]}
+    folder = written(tmp_path, own)
+    with pytest.raises(Refused, match="not yours") as caught:
+        bench_as(tmp_path, "attach", folder)
+    assert "--trust-recipes" in caught.value.hint
+    assert len(went_on) == 1
+    bench_as(tmp_path, "attach", folder, "--check")
+    bench_as(tmp_path, "attach", folder, "--trust-recipes")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "new").rename(put(tmp_path / "bench-results/x", "").parent / "new")
+    bench_as(tmp_path, "attach", "bench-results/new")
+    assert len(went_on) == 4
+
+
 @pytest.mark.parametrize("text", ["", "{", "name: [dual\n", '{"name": "mine", "prompt": "many"}'])
 @pytest.mark.parametrize("command", ["status", "attach", "stop", "fetch"])
 def test_a_record_whose_suite_cannot_be_read(theirs, tmp_path, command, text):

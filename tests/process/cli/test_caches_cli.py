@@ -58,6 +58,7 @@ def test_prune_shows_first_and_then_removes(run, project):
     assert (old.parent / NEW).exists(), "it is the inventory's recipe's"
     _, _, err = run("caches", "prune", "--recipe", "gemma4-31b-nvfp5")
     assert "no part of the caches is known to be of gemma4-31b-nvfp5" in err
+    assert "`spark-cluster caches list`" in err
     _, out, _ = run("caches", "prune", "--apply", "--older-than", "0")
     assert "nothing to remove" in out
 

@@ -10,6 +10,8 @@ import pytest
 from factories import put
 from small_server import answering
 
+from spark_cluster.cli import clients
+from spark_cluster.engine.client_target import TunnelEvent
 from spark_cluster.engine.proxy import DESCRIPTION, SELF_SIGNED
 from spark_cluster.node.containers import ENDPOINT
 
@@ -121,3 +123,10 @@ def test_people_read_all_of_them(run, serving):
     assert "up to 9 tokens a request; with the API key in MY_KEY" in out
     for title in ("curl", "Python (openai)", "Open WebUI", "opencode", "Continue"):
         assert title in out
+
+
+def test_a_tunnel_names_the_clients_of_its_own_port(serving, run, monkeypatch):
+    opened = TunnelEvent("open", "spark1", url="http://127.0.0.1:9001/v1", to="http://x:8000/v1")
+    monkeypatch.setattr(clients, "keep_open", lambda *_: iter([opened]))
+    _, _, err = run("tunnel", "--port", "9001")
+    assert "`spark-cluster clients --port 9001` shows how to use it" in err

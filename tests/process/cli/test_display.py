@@ -160,6 +160,13 @@ def test_without_a_terminal_nobody_is_asked(tmp_path, as_json):
     assert done.stdout == "answer None\n"
 
 
+def test_progress_and_its_time_are_seen_before_a_long_name_is_cut():
+    display = Display(lambda: Console(file=io.StringIO(), width=80))
+    display.take(STARTED)
+    display.take(Progress("spark1", "Command:measure " + "run-" * 20, "cell 1 of 2"))
+    assert "spark1  0 s  cell 1 of 2" in display._draw().plain
+
+
 def test_what_is_alive_leaves_nothing_behind():
     with on_screen(40) as screen:
         display = Display(Console)

@@ -87,6 +87,18 @@ def test_an_import_says_how_large_the_model_is(model, note, hub, run):
     assert note in json.loads(out)["notes"][-1]
 
 
+def test_an_import_does_not_take_the_name_of_another_recipe(run, project):
+    line = "vllm serve example/gemma4-31b-fp8"
+    status, out, err = run("recipes", "import", "--offline", "--command", line)
+    assert status == 0, err
+    assert "there is a recipe gemma4-31b-fp8 already" in out
+    assert (project / "recipes/gemma4-31b-fp8-imported.yaml").is_file()
+    assert "exists" in run("recipes", "import", "--offline", "--command", line)[2]
+    assert (
+        run("recipes", "import", "--offline", "--command", line, "--name", "gemma4-31b-fp8")[0] == 0
+    )
+
+
 def test_an_unknown_key_is_decided_by_the_tensors(hub, run):
     unknown = {**NEMOTRON_SUPER, "n_routed_experts": 32, "moe_new_size": 77}
     tensors = checkpoints.nemotron_super(unknown)

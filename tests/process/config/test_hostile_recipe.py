@@ -12,6 +12,7 @@ from spark_cluster.config.recipe import recipe_problems
 from spark_cluster.config.recipe_schema import Drafter, Model, Mount
 from spark_cluster.config.recipe_settings import model_settings
 from spark_cluster.errors import InvalidFile, Refused
+from spark_cluster.node import paths
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import ResourceError
 from spark_cluster.resources import Directory
@@ -46,6 +47,37 @@ def test_nor_is_it_read(project, source):
     recipe.write(project, recipe.with_mount(source, read_only=True))
     done = invoke("lint", recipe.NAME, "--allow-mount", source)
     assert isinstance(done.exception, InvalidFile) or source.startswith("/usr/")
+
+
+@pytest.mark.parametrize(
+    "archive",
+    [
+        f"{paths.CACHE_ROOT}/huggingface/hub/models--evil--m/snapshots/{'0' * 40}/i.tar",
+        f"{paths.MODELS_FOLDER}/evil/i.tar",
+        "/srv/mine/i.tar",
+        "/srv/own/i.tar",
+    ],
+)
+@pytest.mark.parametrize("image", [recipe.ARCHIVE, recipe.BASE_ARCHIVE])
+def test_no_image_comes_out_of_a_download_or_of_a_container(project, image, archive):
+    """It would get any name that other recipes have their images by."""
+    mount = "mounts: [{source: /srv/own, target: /data, read_only: false}]"
+    text = recipe.text(f"{image}\n{mount}").replace("served_name:", "path: /srv/mine, served_name:")
+    recipe.write(project, text % archive)
+    done = invoke("lint", recipe.NAME)
+    assert isinstance(done.exception, InvalidFile)
+    assert f"archive: found {archive}" in str(done.exception)
+    recipe.write(project, text % "/srv/images/i.tar")
+    assert not isinstance(invoke("lint", recipe.NAME).exception, InvalidFile)
+
+
+@pytest.mark.parametrize("image", [recipe.ARCHIVE, recipe.BASE_ARCHIVE])
+def test_nor_out_of_the_folder_of_caches_that_settings_name(project, image):
+    (project / "inventory.yaml").write_text(INVENTORY + OWN_ROOT)
+    recipe.write(project, recipe.text(image % "/data/caches/images/a/i.tar"))
+    with pytest.raises(Refused, match="archive"):
+        invoke("up", "--recipe", recipe.NAME, "--allow-build", catch_exceptions=False,
+               standalone_mode=False)  # fmt: skip
 
 
 @pytest.mark.parametrize("source", recipe.REACHED)

@@ -141,6 +141,16 @@ def test_the_hub_is_asked_for_a_model_that_is_not_known(spark, hub):
         admit(spark(118), unknown())
 
 
+def test_heads_that_do_not_divide_are_refused_before_what_serves_is_stopped(spark, hub, tmp_path):
+    odd = LLAMA_70B | {"num_attention_heads": 63, "num_key_value_heads": 9}
+    put(tmp_path / "hub/nobody/knows/config.json", json.dumps(odd))
+    with pytest.raises(DoesNotFit, match=r"63 attention heads .* 2 nodes"):
+        admit(spark(118, 118), unknown())
+    cluster = spark(118, 118)
+    admit(cluster, unknown(), force=True)
+    assert "attention heads" in cluster.notes[-1]
+
+
 def test_a_hub_that_does_not_answer_holds_nothing_up(spark, hub, monkeypatch):
     hub.conduct["nobody/knows"] = Conduct(silent=True)
     monkeypatch.setattr(survey, "LIMIT_S", 0.05)

@@ -144,6 +144,11 @@ def test_a_head_that_lies(server, jobs, body):
             jobs.list()
 
 
+def test_a_job_that_does_not_exist_is_said_without_the_status_of_http(server, jobs):
+    with pytest.raises(Failed, match="Ray did not show job nosuch: Job nosuch does not exist"):
+        jobs.job("nosuch")
+
+
 def test_an_answer_without_end_is_not_kept(server, jobs, monkeypatch):
     monkeypatch.setattr(ray_cluster, "LARGEST", 1 << 20)
     server.replies["/api/jobs/a"] = (200, b"x" * (3 << 20))

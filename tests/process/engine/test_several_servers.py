@@ -176,7 +176,7 @@ def test_one_server_in_place_of_several_is_said(cluster):
     said = starts.taken_away(one, now)
     assert "2 replicas (a, b)" in said
     assert "--tp 2" in said
-    assert "`up --replicas 2` keeps them" in said
+    assert "`spark-cluster up --replicas 2` keeps them" in said
     assert starts.taken_away(one, ()) == starts.taken_away(two, now) == ""
 
 

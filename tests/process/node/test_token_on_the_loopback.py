@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hostile import user
 
+from spark_cluster.node import http
 from spark_cluster.node.http import ask
 
 LISTENER = """
@@ -38,6 +39,32 @@ def test_another_users_program_gets_nothing(token, host):
         assert found["status"] == 0
         assert f"port {port} belongs to another user" in str(found["reason"])
         assert listener.stdout.readline() == "b''\n"
+
+
+@user.needs_root
+@pytest.mark.parametrize("accepts", ["server.accept()[0]", "None"])
+def test_who_listens_after_the_connection_answers_for_nobody(accepts, monkeypatch):
+    """Another user takes the connection, and leaves the port to Ray."""
+    monkeypatch.setattr(http, "ACCEPTED_S", 0.3)
+    program = f"""
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    server.listen()
+    taken = {accepts}
+    time.sleep(0.2)
+    if taken:
+        server.close()
+    print("done", flush=True)
+    time.sleep(60)
+"""
+    with user.running("print(flush=True)" + program) as other:
+        port = int(other.stdout.readline())
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            assert other.stdout.readline() == "done\n"
+            if accepts != "None":
+                socket.create_server(("127.0.0.1", port)).close()
+            with pytest.raises(OSError, match="gets no token"):
+                http.must_be_roots(connection)
 
 
 def test_our_own_program_gets_it(token):

@@ -105,6 +105,9 @@ def test_check_mode_only_looks(make):
     cluster.run("provision", bandwidth=True)
     assert (cluster.roles(), cluster.head.calls("ping")) == (ROLES, [])
     assert cluster.notes[0].startswith("spark2 will get a key")
+    cluster.play.options.selection = Selection(tags=frozenset({"memory"}))
+    cluster.run("provision")
+    assert sum("will get a key" in note for note in cluster.notes) == 1, "not of another role"
 
 
 def test_a_peer_that_is_not_in_the_run_matters_only_to_what_is_between_nodes(make):

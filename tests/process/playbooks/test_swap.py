@@ -151,11 +151,11 @@ def test_what_does_not_fit_stops_nothing(swap: Swap) -> None:
 
 def test_an_old_server_that_could_not_be_started_again_is_not_stopped(swap: Swap) -> None:
     def gone(_previous: PreviousServer) -> Any:
-        raise UsageError(f"there is no recipe {OLD}")
+        raise UsageError(f"there is no recipe {OLD}", hint="write it again")
 
     with pytest.raises(Refused, match="could not be started again: there is no recipe") as caught:
         swap(load=gone)
-    assert "--no-restore" in caught.value.hint
+    assert caught.value.hint == "write it again; --no-restore swaps without a way back"
     swap.runs(text="-o max-num-seqs=2")
     with pytest.raises(Refused, match="cannot be read back"):
         swap()

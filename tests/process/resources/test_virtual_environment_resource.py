@@ -11,6 +11,7 @@ import pytest
 from factories import put
 
 from spark_cluster.resources import VirtualEnvironment
+from spark_cluster.resources.virtual_environment import MARKER
 
 PATH = "/opt/vllm"
 
@@ -52,6 +53,18 @@ echo {Path(found.origin).parents[1]} > "$(echo "$3"/lib/python*/site-packages)/p
 """,
         mode=0o755,
     )
+
+
+def test_what_it_is_made_of_is_on_the_disk_before_it_counts_as_made(made):
+    """After a power cut the marker must not stand beside empty modules."""
+    node, venv = made
+    told = node.root / "synced"
+    synced = f'#!/bin/sh\n[ "$1" = -f ] && ls -A "$2" >> {told}\n'
+    put(node.bin / "sync", synced, mode=0o755)
+    node.apply(venv)
+    assert f"{MARKER}.new" in told.read_text().split()
+    assert MARKER not in told.read_text().split()
+    assert (node.root / PATH.lstrip("/") / MARKER).exists()
 
 
 def test_made_of_its_requirements_and_again_when_they_change(made):

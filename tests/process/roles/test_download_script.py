@@ -49,7 +49,7 @@ class Node:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.work, self.folder = home / "work", home / "model"
+        self.work, self.folder, self.said = home / "work", home / "model", ""
         self.folder.mkdir()
         made = PROGRAM.replace("PYTHON", sys.executable).replace("HOME", repr(str(home)), 1)
         for name in ("docker", "hf"):
@@ -72,7 +72,10 @@ class Node:
         return process
 
     def run(self, token: str = "", revision: str = "main", *, venv: bool = False) -> int:
-        return self.start(token, revision, venv=venv).wait(HANG_S)
+        process = self.start(token, revision, venv=venv)
+        status = process.wait(HANG_S)
+        self.said = process.stdout.read().decode() if process.stdout else ""
+        return status
 
     @property
     def calls(self) -> list[dict[str, Any]]:
@@ -140,6 +143,9 @@ def test_a_failure_is_reported_and_the_folder_is_not_called_complete(node):
     (node.folder / ".complete").write_text("org/m@old\n")
     (node.home / "status").write_text("7")
     assert node.run(TOKEN, revision="new") == 7
+    assert "--allow-env" not in node.said
+    assert node.run(revision="new") == 7
+    assert "it had no hub token; with --allow-env HF_TOKEN" in node.said
     assert node.complete == ""  # files of both are in it
     assert node.left() == []
 

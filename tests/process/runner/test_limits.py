@@ -91,6 +91,14 @@ def test_why_an_agent_never_spoke(fake, monkeypatch, case):
     assert caught.value.where == "spark1"
 
 
+@pytest.mark.parametrize("said", ["python3 ", "sudo ", "x", "x\n", "python3 not foun "])
+def test_all_that_a_node_may_say_is_read_in_a_moment(said):
+    text = said * (wire.SAID_BYTES // len(said))
+    begun = time.process_time()
+    why_no_agent("spark1", "nvidia", text, None)
+    assert time.process_time() - begun < 5
+
+
 # -- an agent that lives and gets nowhere --------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from spark_cluster.cli.history import revert_run
 from spark_cluster.config import extension
 from spark_cluster.config.extension import using
 from spark_cluster.config.project import Project
-from spark_cluster.errors import Failed
+from spark_cluster.errors import Failed, InvalidFile
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import File
 from spark_cluster.runner import wire
@@ -183,6 +183,16 @@ def test_code_that_cannot_be_imported_on_the_node(folder, node, fault, said):
     with pytest.raises(Failed, match=said):
         run(folder, node, resources.Broken("/x"))
     assert run(folder, node, File("/a", content="1"), run="r2") == {"File:/a": "change"}
+
+
+def test_a_link_that_leads_nowhere_is_not_passed_over(folder):
+    (folder / "resources").mkdir()
+    (folder / "resources/mount.py").symlink_to("/nowhere/mount.py")
+    use(folder)  # the folder may be another program's
+    (folder / "resources/broken.py").write_text(dedent(BROKEN))
+    with pytest.raises(InvalidFile) as caught:
+        use(folder)
+    assert "resources/mount.py" in str(caught.value)
 
 
 def test_a_secret_of_it_is_nowhere(folder, node, tmp_path):

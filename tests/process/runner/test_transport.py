@@ -65,6 +65,17 @@ def test_a_connection_and_its_socket(ssh, trusted):
     assert transport.auth_timeout == transport.banner_timeout == HANG_S
 
 
+def test_a_node_that_says_errors_without_an_end_is_listened_to_for_a_moment(ssh, trusted):
+    connection = ssh()
+    channel = connection.start(["sh", "-c", "exec yes error >&2"])
+    try:
+        until(lambda: len(channel.stderr()) == wire.SAID_BYTES)
+        for _ in range(20):
+            assert len(channel.stderr()) == wire.SAID_BYTES
+    finally:
+        connection.close()
+
+
 def test_a_proxy_command_is_ended_with_its_connection(ssh, sshd, trusted, home, tmp_path):
     """It ignores SIGHUP."""
     (tmp_path / "proxy.py").write_text(STUBBORN_PROXY)

@@ -48,6 +48,7 @@ def test_intervals_that_overlap_are_too_noisy_for_a_winner():
     found = many_users({("tp1", 2): 5.0, ("tp2", 8): 40.0, ("replicas", 8): 64.0}, LOUD)
     assert found.winner == ""
     assert "too noisy to tell (1.60×, 95 % interval" in found.text
+    assert found.text.startswith("2 × TP=1, "), "whose figure it is"
 
 
 def test_what_identical_servers_differ_by_is_no_lead():

@@ -36,6 +36,16 @@ def test_wrong_inventories(tmp_path, case):
     assert error_of(tmp_path, case["text"]) == case["expected"]
 
 
+@pytest.mark.parametrize("sign", "'\"`;&<>|(){}")
+@pytest.mark.parametrize("where", ["user: x%sy", "jump: x%sy@host", "jump: ho%sst"])
+def test_no_name_means_something_to_the_shell_of_a_proxy_command(tmp_path, sign, where):
+    """Its %r and %h are put in as they are; an ssh before 9.6 looks at neither."""
+    key, _, value = (where % sign).partition(": ")
+    text = value.replace("'", "''")
+    said = error_of(tmp_path, f"ssh: {{{key}: '{text}'}}\n{HEAD}")
+    assert said.startswith(f"1: ssh.{key}: found ")
+
+
 def test_no_secret_in_a_message(tmp_path):
     for value in ("sk-1", "[sk-1]", "{value: sk-1}", "{env: 'sk-1 x'}", "{env: [sk-1]}"):
         text = error_of(tmp_path, HEAD + f"serve:\n  api_key: {value}\n")
@@ -131,8 +141,9 @@ def test_secrets_are_read_where_they_are(tmp_path, monkeypatch):
     assert key.read("the API key") == "from-env"
     assert password.read("the sudo password") == "from-file"
     monkeypatch.delenv("SPARK_KEY")
-    with pytest.raises(UsageError, match="environment variable SPARK_KEY is not set"):
+    with pytest.raises(UsageError, match="environment variable SPARK_KEY is not set") as unset:
         key.read("the API key")
+    assert unset.value.hint == "export SPARK_KEY=..."
     (tmp_path / "pw").unlink()
     with pytest.raises(UsageError, match="No such file"):
         password.read("the sudo password")

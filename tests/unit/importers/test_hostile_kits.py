@@ -210,12 +210,56 @@ SLOW_SCRIPTS = {
     "unclosed": f"{SERVE} " + "${" * 40_000,
     "comment": f"# {'x' * 90_000} --a\n{SERVE}\n",
     "assignments": "if x; then\n" * 5000 + "A=1\n" * 5000,
+    "functions": 'f() { "$@"\n' * 9000,
+    "called": 'f() { "$@"; }\n' + f"f f {SERVE}\n" * 9000,
+    "calling": "".join(f'f{n}() {{ f{n + 1} "$@"; f{n + 1} "$@"; }}\n' for n in range(60))
+    + "f0 x\n",
+    "evaluated": "A='eval $A'\n" + "eval " * 20_000 + "$A\n",
+    "blanks": "f" + " " * 45_000 + "(" + " " * 45_000,
+    "dockers": "docker" + " " * 40_000 + "docker" + '"' * 40_000,
 }
 
 
 @pytest.mark.parametrize("text", SLOW_SCRIPTS.values(), ids=SLOW_SCRIPTS)
 def test_a_script_cannot_take_long_or_end_in_a_traceback(tmp_path, text):
     read(tmp_path, {"start.sh": f"#!/bin/sh\n{text}"})
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"Makefile": "A = " + "$(A)" * 20_000 + "\n" + "B := $(A)\n" * 900},
+        {"Makefile": "x:\n" + "\t" * 45_000 + "docker run " + "{{ " * 9000},
+        {"README.md": "# " * 30_000 + f"\n```\n{SERVE}\n" * 4000},
+        {f"{n}.md": f"```\n{SERVE} --seed {n}\n```\n" * 900 for n in range(60)},
+        {"e.env": "A=" + LONG, "start.sh": "docker run --env-file e.env x\n" * 2000},
+    ],
+    ids=["variables", "blanks", "headings", "documents", "env-file"],
+)
+def test_other_files_cannot_take_long(tmp_path, files):
+    read(tmp_path, files)
+
+
+def test_long_documents_leave_room_for_scripts(tmp_path):
+    files = {f"a{number}.md": "x" * (MOST_TEXT // MOST_TRIED) for number in range(MOST_TRIED)}
+    assert "Qwen/Qwen3-8B" in read(tmp_path, {**files, "below/start.sh": f"#!/bin/sh\n{SERVE}\n"})
+
+
+@pytest.mark.usefixtures("secret")
+def test_a_script_alone_and_its_options_read_nothing_outside(tmp_path):
+    names = ("../secret.env", "link.env", "/etc/passwd")
+    files = " ".join(f"--env-file {name}" for name in names)
+    text = (
+        f"#!/bin/sh\n. ../secret.env\n. ./link.env\ndocker run {files} -e S=$STOLEN o/e:1 {SERVE}\n"
+    )
+    folder = kit(
+        tmp_path, {"start.sh": text, "Makefile": f"include ../secret.env\nx:\n\t{SERVE}\n"}
+    )
+    (folder / "link.env").symlink_to(tmp_path / "secret.env")
+    for name in ("start.sh", "Makefile"):
+        made = write(read_file(folder / name))
+        assert "hunter2" not in made.text
+        assert "root:" not in made.text
 
 
 @pytest.mark.parametrize(

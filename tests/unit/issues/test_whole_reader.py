@@ -22,6 +22,12 @@ EARLIER = {
     "fp4-illegal-instruction": "INFO Using 'FLASHINFER_CUTLASS' NvFp4 MoE backend",
     "drafted-tokens-illegal-access": "INFO scheduled_spec_decode_tokens={'req-1': [5]}",
     "logind-removes-ipc": "INFO node_rank=1, world_size=2, local_world_size=1",
+    "hybrid-drafted-tokens-fault": "INFO {'model': 'Qwen3.6-27B', 'speculative_config': {'a': 1}}",
+    "drafter-illegal-access": "INFO {'model': 'gemma', 'speculative_config': {'method': 'mtp'}}",
+    "marlin-experts-misaligned": "INFO non-default args: {'moe_backend': 'marlin'}",
+    "layer-of-another-stage": "INFO non-default args: {'pipeline_parallel_size': 2}",
+    "hybrid-prefix-illegal-access": "INFO non-default args: {'mamba_cache_mode': 'align'}",
+    "quantization-forced": "INFO non-default args: {'quantization': 'awq'}",
 }
 """A line with the evidence that an issue needs; for the others its literal will do."""
 

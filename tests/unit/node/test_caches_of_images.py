@@ -8,6 +8,7 @@ import pytest
 from spark_cluster.node.beneath import NotFollowed
 from spark_cluster.node.engine_caches import folder_of, of_environment, prepare, short
 from spark_cluster.node.host import Host
+from spark_cluster.node.values import ResourceError
 
 ONE, OTHER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 ROOT = "/srv/caches"
@@ -30,6 +31,19 @@ def test_a_folder_for_each_image(node):
     assert own(node, OTHER).is_dir()
     assert own(node, ONE) != own(node, OTHER)
     assert of_environment("/opt/a") != of_environment("/opt/b")
+
+
+def test_an_image_that_is_made_to_look_like_another_one_does_not_get_its_caches(node):
+    """The digits in a folder's name can be found in a day, and what is there is executed."""
+    alike = ONE[:19] + "2" * 52
+    assert own(node, alike) == own(node, ONE)
+    for _ in range(2):
+        prepare(node, ROOT, short(ONE), ONE)
+    with pytest.raises(ResourceError, match="another image") as caught:
+        prepare(node, ROOT, short(alike), alike)
+    assert ONE in caught.value.message
+    prepare(node, ROOT, short(OTHER), OTHER)
+    prepare(node, ROOT, short(ONE), ONE)
 
 
 @pytest.mark.parametrize("place", ["images", f"images/{short(ONE)}"])

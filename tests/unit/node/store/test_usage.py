@@ -210,3 +210,14 @@ def test_no_content_of_two_hundred_files_is_read(cache, records, proc):
     found = usage(HubCache(cache.root, records.folder / "none"), proc)
     assert found.revisions[0].files == 200
     assert {blob.stat().st_atime for blob in blobs} == {1}
+
+
+def test_a_process_that_does_not_let_its_words_be_read_is_named(two, proc, monkeypatch):
+    """They can be in a file of a file system of its user's own, which never answers."""
+    monkeypatch.setattr(usage_module, "READ_S", 0.2)
+    (proc / "77").mkdir(parents=True)
+    os.mkfifo(proc / "77/cmdline")
+    with pytest.raises(ResourceError, match="process 77 does not let") as caught:
+        usage(two, proc)
+    assert "kill -9 77" in caught.value.hint
+    os.close(os.open(proc / "77/cmdline", os.O_WRONLY))  # its reader ends
