@@ -20,6 +20,7 @@ from spark_cluster.models.memory_share import (
     margins,
     utilization,
 )
+from spark_cluster.models.naming import table
 from spark_cluster.models.weights import load_peak_bytes
 
 NATIVE_FP4_BAD = ("0.19", "0.21.dev0")
@@ -28,6 +29,10 @@ disagree, so a question decides (readiness rung `answer`)."""
 
 _FILE = tomllib.loads(Path(__file__).with_name("quantizers.toml").read_text(encoding="utf-8"))
 FORMATS, SAME, EXCLUDES = (_FILE[name] for name in ("formats", "same", "excludes"))
+
+MODELS = table("vllm_models", "issues")
+"""Kinds of models, by the beginning of their type, with the first vLLM that has a class for them;
+connectors that do not know several kinds of layers."""
 
 VISION_TOKENS = 2496
 """Of one image in Gemma 4, at most (vLLM's own message)."""
@@ -76,12 +81,39 @@ def quantization_twice(case: Case) -> RuleFinding | None:
 @rule("gemma4-mtp-drafter-bugs")
 def drafter_bugs(case: Case) -> RuleFinding | None:
     method = str(case.launch.speculative.get("method", ""))
+    if not method and case.matches(["*-assistant"], case.drafters):
+        method = "mtp"  # which vLLM chooses for it
     if case.launch.dockerfile or method not in ("mtp", "gemma4_mtp"):
         return None
     target = "/model_executor/models/gemma4_mtp.py"
     if any(v.target.endswith(target) for v in case.launch.volumes):
         return None
     return RuleFinding(f'"method":"{method}" in {case.image or "this image"}')
+
+
+@rule("latent-cache-and-drafter")
+def latent_cache_and_drafter(case: Case) -> RuleFinding | None:
+    kind = case.launch.kv_dtype
+    if kind != "fp8_ds_mla" or "kv_cache_dtype" in case.launch.speculative:
+        return None
+    return RuleFinding(f"--kv-cache-dtype {kind}, drafts by {case.drafters[0]}")
+
+
+@rule("connector-and-hybrid-cache")
+def connector_and_hybrid_cache(case: Case) -> RuleFinding | None:
+    config = recipe_schema.json_object(case.launch.args["kv-transfer-config"])
+    name = config.get("kv_connector")
+    return RuleFinding(f"{name}, {case.names[0]}") if name in MODELS["one_kind_of_layer"] else None
+
+
+@rule("model-newer-than-vllm")
+def model_newer_than_vllm(case: Case) -> RuleFinding | None:
+    kinds = [kind for kind in MODELS["since"] if case.family.startswith(kind)]
+    since = MODELS["since"][max(kinds, key=len)] if kinds else "0"
+    if case.version is None or case.version >= Version(f"{since}.dev0"):
+        return None
+    what = f"{case.names[0]} wants vLLM {since}, this is {case.version}"
+    return RuleFinding(what, severity="warning" if case.built_by_owner else "error")
 
 
 @rule("mtp-method-renamed")
