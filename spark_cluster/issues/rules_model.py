@@ -80,9 +80,8 @@ def quantization_twice(case: Case) -> RuleFinding | None:
 
 @rule("gemma4-mtp-drafter-bugs")
 def drafter_bugs(case: Case) -> RuleFinding | None:
-    method = str(case.launch.speculative.get("method", ""))
-    if not method and case.matches(["*-assistant"], case.drafters):
-        method = "mtp"  # which vLLM chooses for it
+    chosen = "mtp" if case.matches(["*-assistant"], case.drafters) else ""
+    method = str(case.launch.speculative.get("method", chosen))
     if case.launch.dockerfile or method not in ("mtp", "gemma4_mtp"):
         return None
     target = "/model_executor/models/gemma4_mtp.py"
@@ -93,16 +92,14 @@ def drafter_bugs(case: Case) -> RuleFinding | None:
 
 @rule("latent-cache-and-drafter")
 def latent_cache_and_drafter(case: Case) -> RuleFinding | None:
-    kind = case.launch.kv_dtype
-    if kind != "fp8_ds_mla" or "kv_cache_dtype" in case.launch.speculative:
+    if "kv_cache_dtype" in case.launch.speculative:
         return None
-    return RuleFinding(f"--kv-cache-dtype {kind}, drafts by {case.drafters[0]}")
+    return RuleFinding(f"--kv-cache-dtype fp8_ds_mla, drafts by {case.drafters[0]}")
 
 
 @rule("connector-and-hybrid-cache")
 def connector_and_hybrid_cache(case: Case) -> RuleFinding | None:
-    config = recipe_schema.json_object(case.launch.args["kv-transfer-config"])
-    name = config.get("kv_connector")
+    name = recipe_schema.json_object(case.launch.args["kv-transfer-config"]).get("kv_connector")
     return RuleFinding(f"{name}, {case.names[0]}") if name in MODELS["one_kind_of_layer"] else None
 
 
