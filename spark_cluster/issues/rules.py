@@ -77,9 +77,8 @@ class Case:
     @property
     def is_hybrid(self) -> bool:
         """True for a model with recurrent layers, by its config or as its names let one think."""
-        if self.geometry is not None:
-            return bool(self.geometry.recurrent)
-        return any(_HYBRID.search(name) for name in self.names)
+        shape = self.geometry
+        return bool(shape.recurrent) if shape else any(map(_HYBRID.search, self.names))
 
     @property
     def drafters(self) -> list[str]:

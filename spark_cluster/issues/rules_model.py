@@ -23,9 +23,10 @@ from spark_cluster.models.memory_share import (
 from spark_cluster.models.naming import table
 from spark_cluster.models.weights import load_peak_bytes
 
-NATIVE_FP4_BAD = ("0.19", "0.21.dev0")
-"""From and below which version native FP4 experts are known to give garbage. Later images: reports
-disagree, so a question decides (readiness rung `answer`)."""
+NATIVE_FP4 = ("0.19", "0.21.dev0", "0.24")
+"""From and below which version native FP4 experts are known to give garbage, and from which they
+are known to be right and faster than Marlin on GB10. Between: reports disagree, so a question
+decides (readiness rung `answer`)."""
 
 _FILE = tomllib.loads(Path(__file__).with_name("quantizers.toml").read_text(encoding="utf-8"))
 FORMATS, SAME, EXCLUDES = (_FILE[name] for name in ("formats", "same", "excludes"))
@@ -45,18 +46,19 @@ SPLITS_IMAGES_BEFORE = Version("0.20")
 def native_fp4_experts(case: Case) -> RuleFinding | None:
     backend = case.launch.text("moe-backend").lower() or "vLLM's own choice"
     forced = case.launch.env.get("VLLM_USE_FLASHINFER_MOE_FP4") == "0"
+    low, high, right = map(Version, NATIVE_FP4)
+    version = case.version or high
     if backend in ("marlin", "emulation") or (forced and backend == "vLLM's own choice"):
         return None
-    low, high = map(Version, NATIVE_FP4_BAD)
-    known_bad = case.version is not None and low <= case.version < high
-    image = f" in {case.image}" if case.image else ""
-    found = f"experts in NVFP4 by {backend}{image}"
-    if known_bad:
+    if version >= right:
+        return None
+    found = f"experts in NVFP4 by {backend}" + (f" in {case.image}" if case.image else "")
+    if low <= version < high:
         return RuleFinding(found)
     return RuleFinding(
         found,
         severity="info",
-        and_also="; of this image reports disagree, so a question must decide",
+        and_also="; to vLLM 0.23 reports disagree, so a question must decide",
         fix="--moe-backend marlin when an answer is garbage (`spark-cluster up` asks for one)",
     )
 
@@ -92,9 +94,8 @@ def drafter_bugs(case: Case) -> RuleFinding | None:
 
 @rule("latent-cache-and-drafter")
 def latent_cache_and_drafter(case: Case) -> RuleFinding | None:
-    if "kv_cache_dtype" in case.launch.speculative:
-        return None
-    return RuleFinding(f"--kv-cache-dtype fp8_ds_mla, drafts by {case.drafters[0]}")
+    found = RuleFinding(f"--kv-cache-dtype fp8_ds_mla, drafts by {case.drafters[0]}")
+    return None if "kv_cache_dtype" in case.launch.speculative else found
 
 
 @rule("connector-and-hybrid-cache")
@@ -106,7 +107,7 @@ def connector_and_hybrid_cache(case: Case) -> RuleFinding | None:
 @rule("model-newer-than-vllm")
 def model_newer_than_vllm(case: Case) -> RuleFinding | None:
     kinds = [kind for kind in MODELS["since"] if case.family.startswith(kind)]
-    since = MODELS["since"][max(kinds, key=len)] if kinds else "0"
+    since = MODELS["since"].get(max(kinds, key=len, default=""), "0")
     if case.version is None or case.version >= Version(f"{since}.dev0"):
         return None
     what = f"{case.names[0]} wants vLLM {since}, this is {case.version}"
