@@ -48,9 +48,8 @@ def native_fp4_experts(case: Case) -> RuleFinding | None:
     forced = case.launch.env.get("VLLM_USE_FLASHINFER_MOE_FP4") == "0"
     low, high, right = map(Version, NATIVE_FP4)
     version = case.version or high
-    if backend in ("marlin", "emulation") or (forced and backend == "vLLM's own choice"):
-        return None
-    if version >= right:
+    taken = backend in ("marlin", "emulation") or (forced and backend == "vLLM's own choice")
+    if taken or version >= right:
         return None
     found = f"experts in NVFP4 by {backend}" + (f" in {case.image}" if case.image else "")
     if low <= version < high:
