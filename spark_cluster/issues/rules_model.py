@@ -107,7 +107,7 @@ def connector_and_hybrid_cache(case: Case) -> RuleFinding | None:
 def model_newer_than_vllm(case: Case) -> RuleFinding | None:
     kinds = [kind for kind in MODELS["since"] if case.family.startswith(kind)]
     since = MODELS["since"].get(max(kinds, key=len, default=""), "0")
-    if case.version is None or case.version >= Version(f"{since}.dev0"):
+    if case.version is None or case.version.is_prerelease or case.version >= Version(since):
         return None
     what = f"{case.names[0]} wants vLLM {since}, this is {case.version}"
     return RuleFinding(what, severity="warning" if case.built_by_owner else "error")
