@@ -277,8 +277,14 @@ class When(Schema):
     """environment variables, and the value that they may not have"""
     moe: bool | None = None
     """whether it has experts"""
+    hybrid: bool = False
+    """only a model that has recurrent layers besides attention"""
     speculative: bool | None = None
     """whether it drafts tokens"""
+    drafts: list[str] = Field(default=[])
+    """patterns of how it drafts: the method, or the model that does"""
+    stages: bool = False
+    """only over several pipeline stages"""
     several_nodes: bool | None = None
     """more than one machine"""
     on_gpu: bool = True

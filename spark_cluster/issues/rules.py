@@ -30,6 +30,9 @@ from spark_cluster.models.shape import Geometry
 
 _MOE = re.compile(r"-A\d+(?:\.\d+)?B\b", re.IGNORECASE)
 _FAMILY = re.compile(r"(?i)gemma-?_?4(?![0-9])")
+_HYBRID = re.compile(
+    r"(?i)qwen-?3(\.[5-9]|-next|-coder-next)|nemotron-(3|h|nano-\d+b-v2)|kimi-linear"
+)
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,19 @@ class Case:
         if any(_MOE.search(name) for name in self.names):
             return True
         return False if self.family == "gemma4" and self._named("31b") else None
+
+    @property
+    def is_hybrid(self) -> bool:
+        """True for a model with recurrent layers, by its config or as its names let one think."""
+        shape = self.geometry
+        return bool(shape.recurrent) if shape else any(map(_HYBRID.search, self.names))
+
+    @property
+    def drafters(self) -> list[str]:
+        """Method and model that draft, as far as they are given."""
+        config, flag = self.launch.speculative, self.launch.text
+        given = (config.get("method"), config.get("model"), flag("spec-method"), flag("spec-model"))
+        return [str(one) for one in given if one]
 
     @cached_property
     def quantization(self) -> str | None:
@@ -267,7 +283,10 @@ def _seen(when: When, case: Case) -> list[str] | None:
     plain = [
         not when.moe or case.is_moe is True,
         when.moe is not False or case.is_moe is False,
+        not when.hybrid or case.is_hybrid,
         when.speculative is None or bool(case.launch.speculative) == when.speculative,
+        not when.drafts or case.matches(when.drafts, case.drafters),
+        not when.stages or case.launch.pp > 1,
         when.several_nodes is None or case.several_nodes == when.several_nodes,
         not (when.on_gpu and case.launch.on_cpu),
         not when.by_hand or case.is_command,

@@ -70,7 +70,8 @@ def _why_unknown(flag: str, version: Version | None) -> str:
     name = flag.partition(".")[0].replace("_", "-").removeprefix("no-")
     if name in known:
         return _outside(f"--{flag}", known[name], version)
-    if len(name) < 3 or any(one.startswith(name) for one in known):
+    of_builds = table("vllm_models", "issues")["flags_of_builds"]
+    if len(name) < 3 or name in of_builds or any(one.startswith(name) for one in known):
         return ""  # a short form, or an abbreviation, which argparse takes
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.88)
     return f"--{flag} is not known: --{near[0]} is" if near else ""

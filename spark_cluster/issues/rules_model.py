@@ -20,14 +20,20 @@ from spark_cluster.models.memory_share import (
     margins,
     utilization,
 )
+from spark_cluster.models.naming import table
 from spark_cluster.models.weights import load_peak_bytes
 
-NATIVE_FP4_BAD = ("0.19", "0.21.dev0")
-"""From and below which version native FP4 experts are known to give garbage. Later images: reports
-disagree, so a question decides (readiness rung `answer`)."""
+NATIVE_FP4 = ("0.19", "0.21.dev0", "0.24")
+"""From and below which version native FP4 experts are known to give garbage, and from which they
+are known to be right and faster than Marlin on GB10. Between: reports disagree, so a question
+decides (readiness rung `answer`)."""
 
 _FILE = tomllib.loads(Path(__file__).with_name("quantizers.toml").read_text(encoding="utf-8"))
 FORMATS, SAME, EXCLUDES = (_FILE[name] for name in ("formats", "same", "excludes"))
+
+MODELS = table("vllm_models", "issues")
+"""Kinds of models, by the beginning of their type, with the first vLLM that has a class for them;
+connectors that do not know several kinds of layers."""
 
 VISION_TOKENS = 2496
 """Of one image in Gemma 4, at most (vLLM's own message)."""
@@ -40,18 +46,18 @@ SPLITS_IMAGES_BEFORE = Version("0.20")
 def native_fp4_experts(case: Case) -> RuleFinding | None:
     backend = case.launch.text("moe-backend").lower() or "vLLM's own choice"
     forced = case.launch.env.get("VLLM_USE_FLASHINFER_MOE_FP4") == "0"
-    if backend in ("marlin", "emulation") or (forced and backend == "vLLM's own choice"):
+    low, high, right = map(Version, NATIVE_FP4)
+    version = case.version or high
+    taken = backend in ("marlin", "emulation") or (forced and backend == "vLLM's own choice")
+    if taken or version >= right:
         return None
-    low, high = map(Version, NATIVE_FP4_BAD)
-    known_bad = case.version is not None and low <= case.version < high
-    image = f" in {case.image}" if case.image else ""
-    found = f"experts in NVFP4 by {backend}{image}"
-    if known_bad:
+    found = f"experts in NVFP4 by {backend}" + (f" in {case.image}" if case.image else "")
+    if low <= version < high:
         return RuleFinding(found)
     return RuleFinding(
         found,
         severity="info",
-        and_also="; of this image reports disagree, so a question must decide",
+        and_also="; to vLLM 0.23 reports disagree, so a question must decide",
         fix="--moe-backend marlin when an answer is garbage (`spark-cluster up` asks for one)",
     )
 
@@ -75,13 +81,36 @@ def quantization_twice(case: Case) -> RuleFinding | None:
 
 @rule("gemma4-mtp-drafter-bugs")
 def drafter_bugs(case: Case) -> RuleFinding | None:
-    method = str(case.launch.speculative.get("method", ""))
+    chosen = "mtp" if case.matches(["*-assistant"], case.drafters) else ""
+    method = str(case.launch.speculative.get("method", chosen))
     if case.launch.dockerfile or method not in ("mtp", "gemma4_mtp"):
         return None
     target = "/model_executor/models/gemma4_mtp.py"
     if any(v.target.endswith(target) for v in case.launch.volumes):
         return None
     return RuleFinding(f'"method":"{method}" in {case.image or "this image"}')
+
+
+@rule("latent-cache-and-drafter")
+def latent_cache_and_drafter(case: Case) -> RuleFinding | None:
+    found = RuleFinding(f"--kv-cache-dtype fp8_ds_mla, drafts by {case.drafters[0]}")
+    return None if "kv_cache_dtype" in case.launch.speculative else found
+
+
+@rule("connector-and-hybrid-cache")
+def connector_and_hybrid_cache(case: Case) -> RuleFinding | None:
+    name = recipe_schema.json_object(case.launch.args["kv-transfer-config"]).get("kv_connector")
+    return RuleFinding(f"{name}, {case.names[0]}") if name in MODELS["one_kind_of_layer"] else None
+
+
+@rule("model-newer-than-vllm")
+def model_newer_than_vllm(case: Case) -> RuleFinding | None:
+    kinds = [kind for kind in MODELS["since"] if case.family.startswith(kind)]
+    since = MODELS["since"].get(max(kinds, key=len, default=""), "0")
+    if case.version is None or case.version.is_prerelease or case.version >= Version(since):
+        return None
+    what = f"{case.names[0]} wants vLLM {since}, this is {case.version}"
+    return RuleFinding(what, severity="warning" if case.built_by_owner else "error")
 
 
 @rule("mtp-method-renamed")

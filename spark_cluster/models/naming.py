@@ -86,7 +86,7 @@ def base_of(model: str, hints: tuple[str, ...] = ()) -> str | None:
         repository = f"{cached[1]}/{cached[2]}" if cached else ""
         if repository in _bases():
             return repository
-        texts = [repository or model.rstrip("/").rpartition("/")[2]]
+        texts = [(repository or model).rstrip("/").rpartition("/")[2]]
         texts += [hint.rstrip("/").rpartition("/")[2] for hint in hints]
     elif model in _bases():
         return None

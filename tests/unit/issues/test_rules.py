@@ -87,9 +87,12 @@ def test_the_context_of_the_model():
     assert ids(launch) == set()
 
 
-def test_a_question_decides_about_experts_in_later_versions():
-    later = recipe(quantization="nvfp4", vllm="0.28.0")
-    assert [f.severity for f in lint(later, shape(experts=(8, 2, 4, 32)))] == ["info"]
+@pytest.mark.parametrize(
+    ("vllm", "severity"), [("0.20.0", ["error"]), ("0.23.0", ["info"]), ("0.24.0", [])]
+)
+def test_native_kernels_for_experts_by_version(vllm, severity):
+    launch = recipe(quantization="nvfp4", vllm=vllm)
+    assert [f.severity for f in lint(launch, shape(experts=(8, 2, 4, 32)))] == severity
 
 
 def test_the_share_in_the_light_of_what_the_node_has():
