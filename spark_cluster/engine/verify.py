@@ -284,7 +284,8 @@ def running_server(play: Play, key: str | None, model: str | None = None) -> Run
     program = SERVER
     if models := models_of(description):
         chosen = _chosen(models, model)
-        state = container_state(play, chosen.program, chosen.node)
+        program = chosen.program
+        state = container_state(play, program, chosen.node)
     elif model is not None:
         raise UsageError(f"--model {model}: the endpoint has one model", hint="leave --model out")
     _must_serve(state, play.head.name, model)
