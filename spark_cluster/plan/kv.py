@@ -108,10 +108,11 @@ def vllm_version(text: str | None) -> Version:
     Raises:
         UsageError: it is not a version.
     """
-    return _given(text) or Version(NEWEST_READ)
+    return given_version(text) or Version(NEWEST_READ)
 
 
-def _given(text: str | None) -> Version | None:
+def given_version(text: str | None) -> Version | None:
+    """Return the version that is given; None where none is, as `vllm_version` reads it."""
     if text is None or text.strip().lower() in NONE_GIVEN:
         return None
     try:
@@ -132,7 +133,7 @@ def for_version(version: str | None) -> tuple[Rule, str]:
     Raises:
         UsageError: it is not a version.
     """
-    wanted = _given(version)
+    wanted = given_version(version)
     if wanted is None:
         newest = RULES[-1]
         return newest, f"rule of vLLM {newest.since} (the newest; no version was given)"

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from packaging.version import Version
+
 from spark_cluster.config.engines import DEFAULT, Dialect, dialect
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
@@ -23,7 +25,7 @@ from spark_cluster.models.weights import (
     weights_of,
 )
 from spark_cluster.plan.acceptance import AT_ONCE, kind_of
-from spark_cluster.plan.kv import DS_MLA_BYTES, element, state_bytes
+from spark_cluster.plan.kv import DS_MLA_BYTES, element, given_version, state_bytes
 
 BATCHED_TOKENS = 2048
 """vLLM's default on GB10. GPUs of 70 GiB and more get 8,192, but it asks NVML what they have, which
@@ -31,7 +33,12 @@ does not answer on GB10 (source: vllm-57378). The KV tokens that 0.19 logged fit
 too (source: muninn-gemma4-31b)."""
 
 MARLIN = {"linear-backend": "marlin", "moe-backend": "marlin"}
-MARLIN_VARIABLE = "VLLM_TEST_FORCE_FP8_MARLIN"
+MARLIN_VARIABLES = {
+    "VLLM_TEST_FORCE_FP8_MARLIN": ("1", Version("0.29")),
+    "VLLM_NVFP4_GEMM_BACKEND": ("marlin", Version("0.24")),
+}
+"""Variables that had weights unpacked, with the value and the first vLLM without them
+(`vllm/envs.py`)."""
 
 
 class NotDivisible(UsageError):
@@ -196,7 +203,11 @@ def serving_of(recipe: Recipe, tp: int, *folders: Path, hub: Hub | None = None) 
 
 def _unpacked(launch: Launch) -> bool:
     flags = any(launch.text(flag) == value for flag, value in MARLIN.items())
-    return flags or str(launch.env.get(MARLIN_VARIABLE, "")) == "1"
+    return flags or any(
+        str(launch.env.get(name, "")).lower() == value
+        and ((version := given_version(launch.vllm)) is None or version < gone)
+        for name, (value, gone) in MARLIN_VARIABLES.items()
+    )
 
 
 # The weights that a node reads in a step, by the kernels that read them.

@@ -191,6 +191,22 @@ def test_without_cuda_graphs():
     assert of_launch(launch, GEMMA_31B).eager
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "version", "unpacked"),
+    [
+        ("VLLM_TEST_FORCE_FP8_MARLIN", "1", "0.28.0", True),
+        ("VLLM_TEST_FORCE_FP8_MARLIN", "1", "0.29.0", False),
+        ("VLLM_NVFP4_GEMM_BACKEND", "marlin", "0.23.1", True),
+        ("VLLM_NVFP4_GEMM_BACKEND", "marlin", "0.24.0", False),
+        ("VLLM_NVFP4_GEMM_BACKEND", "marlin", None, True),
+        ("VLLM_NVFP4_GEMM_BACKEND", "cutlass", "0.23.1", False),
+    ],
+)
+def test_a_variable_for_marlin_counts_where_vllm_reads_it(name, value, version, unpacked):
+    launch = Launch("a/b", quantization="nvfp4", env={name: value}, vllm=version)
+    assert of_launch(launch, GEMMA_31B).unpacked is unpacked
+
+
 def test_attention_counts_only_what_sees_everything():
     all_ = work(ServingSetup(GEMMA_31B, "fp8"), 1000)
     assert all_.attention == 10 * 32 * 1024 * 1000**2
