@@ -102,23 +102,30 @@ class CommandFile:
             raise InvalidFile(error.message, where=where, hint=error.hint) from None
 
 
-_SET = re.compile(r"(?:export[ \t]+)?(\w+)[ \t]*(?:\?|::?)?=[ \t]*([^#\n]*).*")
+_SET = re.compile(r"(?:export[ \t]+)?(\w+)[ \t]*(?:\?|::?|(\+))?=[ \t]*([^#\n]*).*")
+_SET_ON_LINES = re.compile(r"(?m)^(?:export[ \t]+)?\w+[ \t]*[?:+]{0,2}=(?:.*\\\n)+.*")
 _OF_MAKE = re.compile(r"\$\((\w+)\)|\{\{ ?(\w+) ?\}\}")
 
 
 def _of_makefile(text: str) -> str:
     """Return the commands of a Makefile or justfile as a script, on the same lines."""
     lines = [""]
-    for line in _OF_MAKE.sub(r"${\1\2}", text).split("\n"):
+    text = _SET_ON_LINES.sub(_on_one_line, _OF_MAKE.sub(r"${\1\2}", text))
+    for line in text.split("\n"):
         if lines[-1].endswith("\\"):
             lines.append(line.replace("$$", "$"))
         elif found := _SET.fullmatch(line):
-            value = found[2].strip("\"' \t\\").replace('"', '\\"')
-            lines.append(f'{found[1]}="{value}"')
+            value = found[3].strip("\"' \t\\").replace('"', '\\"')
+            before = f"${{{found[1]}:-}} " if found[2] else ""
+            lines.append(f'{found[1]}="{before}{value}"')
         else:
             rule = line[:1] not in ("\t", " ")
             lines.append("" if rule else line.lstrip("\t @-+").replace("$$", "$"))
     return "\n".join(lines[1:])
+
+
+def _on_one_line(found: re.Match[str]) -> str:
+    return found[0].replace("\\\n", " ") + "\n" * found[0].count("\n")
 
 
 def kit_of(given: Given) -> KitFolder:

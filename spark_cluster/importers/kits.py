@@ -138,7 +138,7 @@ class ReadmeFile:
     name = "a README with a command that starts vLLM"
 
     def recognises(self, given: Given) -> bool:
-        return given.path.suffix.lower() in DOCUMENTS and bool(given.text)
+        return _has_blocks(given.path, given.text)
 
     def read(self, given: Given, choice: Choice) -> Source:
         no_choice(choice)
@@ -156,6 +156,10 @@ class ReadmeFile:
         return source
 
 
+def _has_blocks(path: Path, text: str) -> bool:
+    return path.suffix.lower() in DOCUMENTS and ("```" in text or "~~~" in text)
+
+
 def _tiers(kit: KitFolder) -> list[list[Path]]:
     """The files that may say what is served, the likelier ones first."""
     tiers: list[list[Path]] = [[] for _ in range(_DEEP + 1)]
@@ -168,7 +172,7 @@ def _tiers(kit: KitFolder) -> list[list[Path]]:
             likely = 4 if below else 1 if _STARTS.fullmatch(path.stem) else 2
         elif path.suffix in commandline.YAML_SUFFIXES[:2]:
             likely = 5
-        elif path.suffix.lower() in DOCUMENTS:
+        elif _has_blocks(path, text):
             likely = _DEEP if below else _TEXTS + (path.stem.lower() != "readme")
         else:
             continue

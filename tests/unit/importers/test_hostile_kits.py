@@ -216,6 +216,7 @@ SLOW_SCRIPTS = {
     + "f0 x\n",
     "evaluated": "A='eval $A'\n" + "eval " * 20_000 + "$A\n",
     "blanks": "f" + " " * 45_000 + "(" + " " * 45_000,
+    "heads": "function f" + " " * 45_000 + "x\nf()" + " " * 45_000,
     "dockers": "docker" + " " * 40_000 + "docker" + '"' * 40_000,
 }
 
