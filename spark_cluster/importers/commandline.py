@@ -109,8 +109,8 @@ _OF_MAKE = re.compile(r"\$\((\w+)\)|\{\{ ?(\w+) ?\}\}")
 
 def _of_makefile(text: str) -> str:
     """Return the commands of a Makefile or justfile as a script, on the same lines."""
-    lines = [""]
-    text = _SET_ON_LINES.sub(_on_one_line, _OF_MAKE.sub(r"${\1\2}", text))
+    lines, text = [""], _OF_MAKE.sub(r"${\1\2}", text)
+    text = _SET_ON_LINES.sub(lambda m: m[0].replace("\\\n", " ") + "\n" * m[0].count("\n"), text)
     for line in text.split("\n"):
         if lines[-1].endswith("\\"):
             lines.append(line.replace("$$", "$"))
@@ -122,10 +122,6 @@ def _of_makefile(text: str) -> str:
             rule = line[:1] not in ("\t", " ")
             lines.append("" if rule else line.lstrip("\t @-+").replace("$$", "$"))
     return "\n".join(lines[1:])
-
-
-def _on_one_line(found: re.Match[str]) -> str:
-    return found[0].replace("\\\n", " ") + "\n" * found[0].count("\n")
 
 
 def kit_of(given: Given) -> KitFolder:
