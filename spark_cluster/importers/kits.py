@@ -138,7 +138,7 @@ class ReadmeFile:
     name = "a README with a command that starts vLLM"
 
     def recognises(self, given: Given) -> bool:
-        return _has_blocks(given.path, given.text)
+        return _is_document(given.path, given.text)
 
     def read(self, given: Given, choice: Choice) -> Source:
         no_choice(choice)
@@ -156,8 +156,10 @@ class ReadmeFile:
         return source
 
 
-def _has_blocks(path: Path, text: str) -> bool:
-    return path.suffix.lower() in DOCUMENTS and ("```" in text or "~~~" in text)
+def _is_document(path: Path, text: str) -> bool:
+    """Return whether a file has its commands in blocks of code, rather than as plain text."""
+    plain = "```" not in text and "~~~" not in text and LAUNCH.search(text)
+    return path.suffix.lower() in DOCUMENTS and bool(text) and not plain
 
 
 def _tiers(kit: KitFolder) -> list[list[Path]]:
@@ -172,7 +174,7 @@ def _tiers(kit: KitFolder) -> list[list[Path]]:
             likely = 4 if below else 1 if _STARTS.fullmatch(path.stem) else 2
         elif path.suffix in commandline.YAML_SUFFIXES[:2]:
             likely = 5
-        elif _has_blocks(path, text):
+        elif _is_document(path, text):
             likely = _DEEP if below else _TEXTS + (path.stem.lower() != "readme")
         else:
             continue
