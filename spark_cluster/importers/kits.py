@@ -62,6 +62,7 @@ _TEXTS, _DEEP = 6, 8
 _COMPOSE = re.compile(r"(?:docker-)?compose(?!.*(?:override|sidecar))[\w.-]*\.ya?ml")
 _STARTS = re.compile(r"(?:start|run|serve|launch|up)\b[\w.-]*")
 _USUAL = re.compile(r"(?:docker-)?compose\.ya?ml|(?:start|run|serve|launch|up)\.sh")
+_BEGINS = re.compile(r"(?m)^[ \t]*(?:docker run|vllm serve|python3? -m)\b")
 _DOTENV = re.compile(r"(?<![\w}])\.env\b")
 _SOURCED = re.compile(
     r"(?m)(?:(?:^|[;&{]|\s)(?:source|\.)[ \t]+[\"']?|^(?:EnvironmentFile=|-?include[ \t]+)-?)"
@@ -158,7 +159,7 @@ class ReadmeFile:
 
 def _is_document(path: Path, text: str) -> bool:
     """Return whether a file has its commands in blocks of code, rather than as plain text."""
-    plain = "```" not in text and "~~~" not in text and LAUNCH.search(text)
+    plain = "```" not in text and "~~~" not in text and _BEGINS.search(text)
     return path.suffix.lower() in DOCUMENTS and bool(text) and not plain
 
 

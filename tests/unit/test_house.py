@@ -28,7 +28,7 @@ BUDGETS = {
     "models": 2_066,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
     "plan": 3_830,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
     "issues": 2_811,  # pasted, wrapped and cut-off lines, floods; options of vLLM by version
-    "importers": 4_714,  # kits: compose files, scripts, also those in containers; presets, limits
+    "importers": 4_715,  # kits: compose files, scripts, also those in containers; presets, limits
     "engine": 8_868,  # runtime.py: limits of patterns; readiness_checks.py: prompts; lies of nodes
     "doctor": 2_461,
     "bench": 5_765,
