@@ -27,11 +27,11 @@ _MAIN = ("vllm.entrypoints.cli.main", "serve")
 _SGLANG = "sglang.launch_server"
 
 _FUNCTION = re.compile(
-    r"(?m)^[ \t]*(?:([A-Za-z_][\w-]*)[ \t]*\([ \t]*\)|function[ \t]+([\w-]+)[ \t]*(?:\([ \t]*\))?)"
-    r"[ \t]*\n?[ \t]*\{"
+    r"(?m)^[ \t]*(?:([A-Za-z_][\w-]*)[ \t]*\([ \t]*\)|"
+    r"function[ \t]+([\w-]+)[ \t]{0,9}(?:\([ \t]*\))?)[ \t]{0,9}\n?[ \t]{0,9}\{"
 )
 _GIVEN = re.compile(r"\$\{?[@*1-9]")
-# Characters of a function that is looked into wherever it is called.
+# Characters of a function that is looked into wherever it is called, and room that a call takes.
 _SHORT = 500
 
 _EXEC_WORDS = 60
@@ -165,7 +165,8 @@ def _of_function(rest: list[Word], variables: Variables) -> ProgramCall | None:
         return None
     others = {name: one for name, one in variables.functions.items() if name != rest[0].text}
     with suppress(UsageError):  # it starts nothing, or several: its body is read as it stands
-        inner = replace(_given(rest[1:], variables.inside(len(body.text))), functions=others)
+        room = variables.inside(len(body.text) + _SHORT)
+        inner = replace(_given(rest[1:], room), functions=others)
         found = find(body.text, body.line, inner)
         found.function, found.appended = rest[0].text, bool(rest[1:])
         return found

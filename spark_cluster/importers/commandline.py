@@ -31,7 +31,7 @@ from spark_cluster.importers.calls import (
     several,
 )
 from spark_cluster.importers.docker_run import DockerRun, docker_run
-from spark_cluster.importers.expansion import Variables, Word, read_env
+from spark_cluster.importers.expansion import ValueRoom, Variables, Word, read_env
 from spark_cluster.importers.importer import (
     MAKEFILE,
     SCRIPT,
@@ -102,23 +102,52 @@ class CommandFile:
             raise InvalidFile(error.message, where=where, hint=error.hint) from None
 
 
-_SET = re.compile(r"(?:export[ \t]+)?(\w+)[ \t]*(?:\?|::?)?=[ \t]*([^#\n]*).*")
+_SET = re.compile(r"(?:export[ \t]+)?(\w+)[ \t]*(?:\?|::?|(\+))?=[ \t]*([^#\n]*).*")
+_SET_ON_LINES = re.compile(r"(?m)^(?:export[ \t]+)?\w+[ \t]*[?:+]{0,2}=(?:.*\\\n)+.*")
+_IN_MAKE = re.compile(r"\$\{(\w+)\}")
 _OF_MAKE = re.compile(r"\$\((\w+)\)|\{\{ ?(\w+) ?\}\}")
+
+
+_QUOTED = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)\"""")
 
 
 def _of_makefile(text: str) -> str:
     """Return the commands of a Makefile or justfile as a script, on the same lines."""
-    lines = [""]
-    for line in _OF_MAKE.sub(r"${\1\2}", text).split("\n"):
+    lines, text, quoted = [""], _OF_MAKE.sub(r"${\1\2}", text), dict[str, str]()
+    text = _SET_ON_LINES.sub(lambda m: m[0].replace("\\\n", " ") + "\n" * m[0].count("\n"), text)
+    room = ValueRoom()
+
+    def filled(found: re.Match[str]) -> str:
+        value = quoted.get(found[1], found[0])
+        room.take(len(value))
+        return value
+
+    for written in text.split("\n"):
+        line = _IN_MAKE.sub(filled, written) if quoted else written
         if lines[-1].endswith("\\"):
             lines.append(line.replace("$$", "$"))
         elif found := _SET.fullmatch(line):
-            value = found[2].strip("\"' \t\\").replace('"', '\\"')
-            lines.append(f'{found[1]}="{value}"')
+            lines.append(_assigned(found, quoted))
         else:
             rule = line[:1] not in ("\t", " ")
             lines.append("" if rule else line.lstrip("\t @-+").replace("$$", "$"))
     return "\n".join(lines[1:])
+
+
+def _assigned(found: re.Match[str], quoted: dict[str, str]) -> str:
+    """Return an assignment as the shell has it; what has quotes, which are read where its name
+    stands, is put into `quoted`."""
+    name, value = found[1], found[3].strip(" \t\\")
+    if pair := _QUOTED.fullmatch(value):
+        value = pair[1] or (pair[2] or "").replace('\\"', '"')
+    if found[2]:
+        value = f"{quoted.get(name, f'${{{name}:-}}')} {value}"
+    if not (pair and pair[1]) and ("'" in value or '"' in value):
+        quoted[name] = value
+        return ""
+    quoted.pop(name, None)
+    value = value.replace('"', '\\"')
+    return f'{name}="{value}"'
 
 
 def kit_of(given: Given) -> KitFolder:

@@ -37,8 +37,8 @@ class DockerRun:
     unread: list[str] = field(default_factory=list)
 
 
-# Beginnings of words that the shell replaces by options of a container.
-_OPTIONS = re.compile(r"\$\(|`|\$\{?\w*(?:ARG|OPT|FLAG|MOUNT|VOL|ENV)", re.IGNORECASE)
+# Beginnings of words that the shell replaces by options of a container, not by $TARGET_IMAGE.
+_OPTIONS = re.compile(r"\$\(|`|\$\{?(?!\w*IMA?G)\w*(?:ARG|OPT|FLAG|MOUNT|VOL|ENV)", re.IGNORECASE)
 
 
 def docker_run(words: list[Word]) -> DockerRun:

@@ -62,6 +62,7 @@ _TEXTS, _DEEP = 6, 8
 _COMPOSE = re.compile(r"(?:docker-)?compose(?!.*(?:override|sidecar))[\w.-]*\.ya?ml")
 _STARTS = re.compile(r"(?:start|run|serve|launch|up)\b[\w.-]*")
 _USUAL = re.compile(r"(?:docker-)?compose\.ya?ml|(?:start|run|serve|launch|up)\.sh")
+_BEGINS = re.compile(r"(?m)^[ \t]*(?:docker run|vllm serve|python3? -m)\b")
 _DOTENV = re.compile(r"(?<![\w}])\.env\b")
 _SOURCED = re.compile(
     r"(?m)(?:(?:^|[;&{]|\s)(?:source|\.)[ \t]+[\"']?|^(?:EnvironmentFile=|-?include[ \t]+)-?)"
@@ -138,7 +139,7 @@ class ReadmeFile:
     name = "a README with a command that starts vLLM"
 
     def recognises(self, given: Given) -> bool:
-        return given.path.suffix.lower() in DOCUMENTS and bool(given.text)
+        return _is_document(given.path, given.text)
 
     def read(self, given: Given, choice: Choice) -> Source:
         no_choice(choice)
@@ -156,6 +157,12 @@ class ReadmeFile:
         return source
 
 
+def _is_document(path: Path, text: str) -> bool:
+    """Return whether a file has its commands in blocks of code, rather than as plain text."""
+    plain = "```" not in text and "~~~" not in text and _BEGINS.search(text)
+    return path.suffix.lower() in DOCUMENTS and bool(text) and not plain
+
+
 def _tiers(kit: KitFolder) -> list[list[Path]]:
     """The files that may say what is served, the likelier ones first."""
     tiers: list[list[Path]] = [[] for _ in range(_DEEP + 1)]
@@ -168,7 +175,7 @@ def _tiers(kit: KitFolder) -> list[list[Path]]:
             likely = 4 if below else 1 if _STARTS.fullmatch(path.stem) else 2
         elif path.suffix in commandline.YAML_SUFFIXES[:2]:
             likely = 5
-        elif path.suffix.lower() in DOCUMENTS:
+        elif _is_document(path, text):
             likely = _DEEP if below else _TEXTS + (path.stem.lower() != "readme")
         else:
             continue

@@ -11,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, NoReturn
 
 from packaging.version import Version
@@ -45,8 +46,8 @@ _IMAGE = re.compile(
 """A comment that names the image of the command below it; of a limited length, as a long word could
 be split in as many ways as its length squared."""
 
-LONGEST = 20_000
-"""Characters of a code block that is looked at."""
+LONGEST, MOST_BLOCKS = 20_000, 200
+"""Characters of a code block that is looked at, and blocks of a text."""
 
 
 def offers_of(data: Mapping[str, Any], variants: Mapping[str, Any], chosen: str) -> list[Offer]:
@@ -113,7 +114,7 @@ def spark_commands(guide: object, *, anywhere: bool = False) -> list[Source]:
     order; the headings are its title, the last one last.
     """
     found: list[Source] = []
-    for title, code in _blocks(guide) if isinstance(guide, str) else ():
+    for title, code in islice(_blocks(guide), MOST_BLOCKS) if isinstance(guide, str) else ():
         if not (anywhere or _NAMED.search(title)) or len(code) > LONGEST:
             continue
         try:

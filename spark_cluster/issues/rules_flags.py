@@ -114,7 +114,7 @@ _UNFILLED = re.compile(r"[$<{]")
 def wrong_flag_value(case: Case) -> RuleFinding | None:
     """A value that no release of vLLM takes, or none but others than the one that is started.
 
-    Where the release is not known, or someone else built it, less is certain.
+    Where the release is not known, or someone else built or patched it, less is certain.
     """
     given = {flag: value for flag, value in case.flags.items() if isinstance(value, str)}
     given = {flag: value for flag, value in given.items() if PLUGINS.get(flag) not in case.flags}
@@ -123,7 +123,8 @@ def wrong_flag_value(case: Case) -> RuleFinding | None:
     told = [text for pair in given.items() if (text := _why_refused(*pair, case.version))]
     if not told:
         return None
-    is_certain = case.version is not None and not case.built_by_owner
+    is_patched = any(SITE.search(volume.target) for volume in case.launch.volumes)
+    is_certain = case.version is not None and not case.built_by_owner and not is_patched
     return RuleFinding("; ".join(told), severity="error" if is_certain else "warning")
 
 
@@ -152,6 +153,8 @@ def variable_not_read(case: Case) -> RuleFinding | None:
     for name in case.launch.env:
         if name in read:
             told.append(_outside(name, read[name], case.version))
+        elif not name.startswith("VLLM_"):
+            continue  # such as LLM_API_KEY of the author's own
         elif near := difflib.get_close_matches(name, read, n=1, cutoff=0.9):
             told.append(f"{name} is not known: {near[0]} is")
     what = "; ".join(filter(None, told))

@@ -216,6 +216,7 @@ SLOW_SCRIPTS = {
     + "f0 x\n",
     "evaluated": "A='eval $A'\n" + "eval " * 20_000 + "$A\n",
     "blanks": "f" + " " * 45_000 + "(" + " " * 45_000,
+    "heads": "function f" + " " * 45_000 + "x\nf()" + " " * 45_000,
     "dockers": "docker" + " " * 40_000 + "docker" + '"' * 40_000,
 }
 
@@ -229,12 +230,13 @@ def test_a_script_cannot_take_long_or_end_in_a_traceback(tmp_path, text):
     "files",
     [
         {"Makefile": "A = " + "$(A)" * 20_000 + "\n" + "B := $(A)\n" * 900},
+        {"Makefile": "A = '$(A)' '$(A)'\n" * 60 + "x:\n" + "\tvllm serve $(A)\n" * 900},
         {"Makefile": "x:\n" + "\t" * 45_000 + "docker run " + "{{ " * 9000},
         {"README.md": "# " * 30_000 + f"\n```\n{SERVE}\n" * 4000},
         {f"{n}.md": f"```\n{SERVE} --seed {n}\n```\n" * 900 for n in range(60)},
         {"e.env": "A=" + LONG, "start.sh": "docker run --env-file e.env x\n" * 2000},
     ],
-    ids=["variables", "blanks", "headings", "documents", "env-file"],
+    ids=["variables", "quotes", "blanks", "headings", "documents", "env-file"],
 )
 def test_other_files_cannot_take_long(tmp_path, files):
     read(tmp_path, files)

@@ -66,6 +66,15 @@ def test_nothing_is_wrong(launch):
     assert ids(launch) == set()
 
 
+def test_a_value_that_a_mounted_file_of_vllm_may_have_added_stops_no_start():
+    given = {"image": "vllm/vllm-openai:v0.28.0", "args": {"kv-cache-dtype": "tq3"}}
+    patch = "/srv/p/cache.py:/usr/local/lib/python3.12/dist-packages/vllm/config/cache.py:ro"
+    for volumes, severity in (((), "error"), ((patch,), "warning")):
+        found = lint(recipe(volumes=volumes, **given))
+        (severities,) = {f.severity for f in found if f.id == "wrong-flag-value"}
+        assert severities == severity
+
+
 def test_errors_come_first():
     args = {"tool-call-parser": "pythonic", "enforce-eager": True}
     launch = recipe(GEMMA, image="a/b", args=args)
