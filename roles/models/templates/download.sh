@@ -56,8 +56,8 @@ teller=$!
 wait "$client" || {
     failed=$?
     test -s "$own/token" ||
-        echo "it had no hub token; with --allow-env HF_TOKEN what the recipe names to download" \
-            "gets the laptop's" >&2
+        echo "it had no hub token: for a gated model, --allow-env HF_TOKEN gives the laptop's to" \
+            "what the recipe names to download" >&2
     exit "$failed"
 }
 client=

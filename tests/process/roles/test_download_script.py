@@ -145,7 +145,7 @@ def test_a_failure_is_reported_and_the_folder_is_not_called_complete(node):
     assert node.run(TOKEN, revision="new") == 7
     assert "--allow-env" not in node.said
     assert node.run(revision="new") == 7
-    assert "it had no hub token; with --allow-env HF_TOKEN" in node.said
+    assert "for a gated model, --allow-env HF_TOKEN" in node.said
     assert node.complete == ""  # files of both are in it
     assert node.left() == []
 
