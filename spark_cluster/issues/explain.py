@@ -249,8 +249,10 @@ class _Log:
         """Keep a traceback that the log breaks off, before the error itself."""
         lines = [log_lines.read(raw) for raw in self.reader.tail.splitlines()]
         at = log_lines.raised_at("\n".join(line.text for line in lines if line.text))
-        begun = "Traceback (most recent" in self.reader.tail  # a warning's stack has no such line
-        if at and begun and not any(map(log_lines.error_in, lines[-log_lines.STATEMENT :])):
+        # the stack of a warning has no such line
+        traced = "Traceback (most recent" in self.reader.tail
+        begun = at and (traced or lines[-1].level == "ERROR")
+        if begun and not any(map(log_lines.error_in, lines[-log_lines.STATEMENT :])):
             end = AnchoredLine(self.reader.lines, "", (), b"", 0, 0)
             kind = {"follows": False, "weak": True}
             list(self._unknown(_quoted(f"{CUT_OFF}: {at}"), end, _Before(end, lines[-1]), **kind))

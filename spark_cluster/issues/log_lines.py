@@ -274,8 +274,13 @@ class RaisedAt:
 
 
 def raised_at(trace: str) -> RaisedAt | None:
-    """Return where a traceback ends; None where a text does not end with one."""
+    """Return where a traceback ends, or the assertion where its frames are left out; None where a
+    text ends with neither.
+    """
     lines = trace.splitlines()
+    said = [text for text in lines if text.strip("^~ ")]
+    if said and said[-1].startswith("assert ") and not any(map(_FRAME.match, lines)):
+        return RaisedAt("a file that the log does not name", said[-1])
     frames = {n: frame for n, text in enumerate(lines) if (frame := _FRAME.match(text))}
     last = max(frames, default=-1)
     if not frames or len(lines) - last > STATEMENT:
