@@ -99,8 +99,9 @@ Ask = Callable[[Sequence[str]], str | None]
 
 @contextlib.contextmanager
 def keeping_names(ask: Ask, ref: str, said: Callable[[], str]) -> Iterator[list[str]]:
-    """Have an archive loaded in the block; of its images only `ref` gets its name, whatever comes
-    of the load. Other images get theirs back, or nobody has it.
+    """Have an archive loaded in the block; of its images only `ref` gets its name. Other images get
+    theirs back, or nobody has it: of a load that ends well those that Docker has named, as a user
+    can give names meanwhile; of one that ends in an error any that has changed.
 
     Args:
         said: returns what `docker load` has said.
@@ -114,18 +115,21 @@ def keeping_names(ask: Ask, ref: str, said: Callable[[], str]) -> Iterator[list[
     before, others = _named(ask(NAMES)), list[str]()
     if before is None:
         raise ResourceError("docker image ls does not say which images are here")
+    whole = False
     try:
         yield others
+        whole = True
     finally:
         text, own = said(), shown(ref)
-        loaded = set(re.findall(r"^Loaded image: (\S+)$", text, re.MULTILINE)) - {own}
+        named = re.findall(r"^Loaded image: (\S+)$", text, re.MULTILINE)
+        loaded = {shown(name) for name in named} - {own}
         now = _named(ask(NAMES)) or {**before, **dict.fromkeys(loaded, "")}
         if len(text) >= MOST_SAID:
-            loaded |= now.keys() - before.keys() - {own}
+            loaded, whole = loaded | (now.keys() - before.keys() - {own}), False
         others += sorted(loaded)
         gone = loaded - before.keys()
         for name, number in before.items():
-            moved = name != own and now.get(name) != number
+            moved = name != own and now.get(name) != number and (name in loaded or not whole)
             if moved and ask(("docker", "tag", number, name)) is None:  # Docker kept nothing of it
                 gone.add(name)
         if gone:

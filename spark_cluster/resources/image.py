@@ -152,7 +152,7 @@ class Image(Resource):
         with dockerd.keeping_names(ask, self.ref, lambda: "".join(printed)):
             done = docker(host, "load", "-i", str(path), timeout=LOAD_S, long=True)
             printed.append(done.stdout)
-        _explained(done, f"loading {archive}")
+            _explained(done, f"loading {archive}")
         if image(host, self.ref) is None:
             held = re.findall(r"^Loaded image(?: ID)?: (.+)$", done.stdout, re.MULTILINE)
             raise ResourceError(

@@ -255,13 +255,13 @@ def _load(stream: Stream, ref: str, on_bytes: Callable[[int], None]) -> list[str
                 if not full.is_set():
                     raise
         status, printed = loading.wait(), _text(said)
-    if full.is_set():
-        raise ResourceError(
-            f"the disk of Docker's store has less than {KEPT_FREE >> 30} GiB left",
-            "`spark-cluster images prune` shows what can be removed",
-        )
-    if status:
-        raise ResourceError(f"docker load: {printed.strip().rpartition(chr(10))[2] or status}")
+        if full.is_set():
+            raise ResourceError(
+                f"the disk of Docker's store has less than {KEPT_FREE >> 30} GiB left",
+                "`spark-cluster images prune` shows what can be removed",
+            )
+        if status:
+            raise ResourceError(f"docker load: {printed.strip().rpartition(chr(10))[2] or status}")
     return others
 
 

@@ -78,18 +78,23 @@ def test_it_arrives_as_it_was(docker, copied):
 @pytest.mark.parametrize("refused", [False, True])
 def test_no_other_image_is_taken(docker, copied, refused):
     """An archive can hold others, which get their names in place of what the node has; also one
-    that Docker refuses in the end."""
-    before = f"sha256:1 own:1\nsha256:9 lost:1\nsha256:2 {REF}\n"
+    that Docker refuses in the end. What a user has built meanwhile keeps its name where the load
+    ends well: then Docker has named all that it loaded."""
+    before = f"sha256:1 own:1\nsha256:9 lost:1\nsha256:2 {REF}\nsha256:5 rebuilt:1\n"
     docker.with_name("docker.names").write_text(before)
-    after = f"sha256:3 own:1\nsha256:3 lost:1\nsha256:4 {REF}\n"
+    after = f"sha256:3 own:1\nsha256:3 lost:1\nsha256:4 {REF}\nsha256:6 rebuilt:1\n"
     docker.with_name("docker.names.after").write_text(after)
-    docker.with_name("docker.others").write_text("Loaded image: own:2\nLoaded image: own:1\n")
+    others = ("own:2", "docker.io/library/own:1", "lost:1")[
+        : 2 if refused else 3
+    ]  # what it says before it ends
+    docker.with_name("docker.others").write_text("".join(f"Loaded image: {n}\n" for n in others))
     docker.with_name("docker.wanted").write_bytes(ARCHIVE + b"more" * refused)
-    why = "unexpected EOF" if refused else "spark1 sent other images than repo/image:1, .*: own:1, "
+    why = "unexpected EOF" if refused else "spark1 sent other images than .*: lost:1, own:1, "
     with pytest.raises(ResourceError, match=why):
         copied(REF)
     given_back = docker.with_name("docker.given_back").read_text()
-    assert given_back == "tag sha256:1 own:1\nimage rm -- lost:1 own:2\n"
+    rebuilt = "tag sha256:5 rebuilt:1\n" * refused
+    assert given_back == f"tag sha256:1 own:1\n{rebuilt}image rm -- lost:1 own:2\n"
 
 
 def test_more_names_than_are_read_are_taken_away(docker, copied, monkeypatch):
