@@ -200,6 +200,13 @@ class RecipeImage(Schema):
         """The reference to pull and run, pinned to the digest where there is one."""
         return f"{self.ref}@{self.digest}" if self.digest else self.ref
 
+    @property
+    def archives(self) -> dict[str, str]:
+        """The archives that are loaded, by their keys below `image`."""
+        base = self.build.base if self.build else None
+        found = {"archive": self.archive, "build.base.archive": base.archive if base else None}
+        return {key: path for key, path in found.items() if path}
+
 
 def context_path(step: BuildStep, file: BuildFile) -> str:
     """Return the place of a file in the folder that the build gets."""

@@ -571,17 +571,12 @@ def _models(recipe: Recipe) -> Iterator[Problem]:
 def _archives(recipe: Recipe) -> Iterator[Problem]:
     """Yield archives in folders that a download or a container writes: what is loaded gets the name
     that the recipe says, by which other recipes have their images."""
-    image, build = recipe.image, recipe.image.build
     written = [mount.source for mount in recipe.mounts if not mount.read_only]
     written += [one.node_path for one in (recipe.model, recipe.drafter) if one and one.node_path]
-    base = build.base.archive if build and build.base else None
-    found = (("archive",), image.archive), (("build", "base", "archive"), base)
-    for key, path in found:
-        if path and (
-            _own(_normal(path)) or is_for_models(path) or any(is_in(path, one) for one in written)
-        ):
+    for key, path in recipe.image.archives.items():
+        if _own(_normal(path)) or is_for_models(path) or any(is_in(path, one) for one in written):
             message = f"found {path}, which a download or a container may have written; {ADVICE}"
-            yield Problem(("image", *key), message)
+            yield Problem(("image", *key.split(".")), message)
 
 
 def _patches(recipe: Recipe) -> Iterator[Problem]:

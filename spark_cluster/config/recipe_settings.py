@@ -351,8 +351,5 @@ def _reached(recipe: Recipe) -> Iterator[tuple[str, str, bool]]:
     for key, model in (("model.path", recipe.model), ("drafter.path", recipe.drafter)):
         if model is not None and model.node_path and not model.in_hub_cache:
             yield key, model.node_path, False
-    build = recipe.image.build
-    base = build.base.archive if build and build.base else None
-    for key, path in (("image.archive", recipe.image.archive), ("image.build.base.archive", base)):
-        if path:
-            yield key, path, True
+    for key, path in recipe.image.archives.items():
+        yield f"image.{key}", path, True
