@@ -238,10 +238,6 @@ class Facts:
         return replace(self, memory=memory)
 
 
-SYSTEM_UID_MAX = 999
-"""The last uid of a system user, whose semaphores logind leaves alone (source:
-systemd-docs-logind)."""
-
 BUSY_PERCENT = 50
 """Utilisation from which a GPU is under load."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from spark_cluster.config.facts import SYSTEM_UID_MAX
 from spark_cluster.doctor.check import check
 from spark_cluster.doctor.observations import NotSeen, Observations, Verdict, fail, ok, warn
+from spark_cluster.node.processes import SYSTEM_UID_MAX
 from spark_cluster.node.replies import at, decoded
 
 GIB = 2**30

@@ -7,12 +7,13 @@ import re
 
 from packaging.version import Version
 
-from spark_cluster.config.facts import SYSTEM_UID_MAX, Facts
+from spark_cluster.config.facts import Facts
 from spark_cluster.config.recipe import is_for_models, why_refused
 from spark_cluster.config.secret import is_secret_setting
 from spark_cluster.issues.entries import Edit, Severity
 from spark_cluster.issues.rules import Case, RuleFinding, rule, written
 from spark_cluster.models.naming import table
+from spark_cluster.node.processes import SYSTEM_UID_MAX
 
 MOVING = re.compile(
     r"^(?:latest|main|master|dev|stable|nightly)(?:[-_](?:arm64|aarch64|cu\d+|tf5))*$"

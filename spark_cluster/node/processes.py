@@ -401,8 +401,9 @@ GONE = "ZX"
 KERNEL_THREAD = 0x00200000
 """PF_KTHREAD of the kernel's include/linux/sched.h, among the flags of /proc/PID/stat."""
 
-PERSONS = 1000
-"""User id from which on users are persons (UID_MIN of login.defs(5)), not services."""
+SYSTEM_UID_MAX = 999
+"""The last uid of a system user; persons come after it. Logind leaves the semaphores of system
+users alone (source: systemd-docs-logind)."""
 
 UNKNOWN_S = 1.0
 """Seconds for which what cannot be known of processes is waited for before they are left alone:
@@ -449,7 +450,7 @@ def belonging(leader: Process, mark: str) -> list[Process]:
     others = [p for p in _listed() if p.start >= leader.start]
     until, own = time.monotonic() + UNKNOWN_S, {os.geteuid(), _owner(leader.pid)}
     # What a person's process shows of itself it can hold back for ever, and root with it.
-    asked = [p for p in others if _owner(p.pid) < PERSONS or _owner(p.pid) in own]
+    asked = [p for p in others if (uid := _owner(p.pid)) <= SYSTEM_UID_MAX or uid in own]
 
     def marked(mine: set[int]) -> set[int]:
         return {p.pid for p in asked if p.pid not in mine and _is_marked(p, mark, until)}
