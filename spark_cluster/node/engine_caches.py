@@ -70,15 +70,15 @@ def prepare(host: Host, root: str, name: str, image: str = "") -> None:
         ResourceError: another image has these caches.
     """
     owners = host.path(paths.CACHE_OWNERS)
-    known = durable.read_object(owners)
-    if image and (owner := known.setdefault(name, image)) != image:
+    known = durable.read_object(owners) if image else {}
+    if (owner := known.get(name, image)) != image:
         raise ResourceError(
             f"the caches of {image} would be those of another image, {owner}: no two images have "
             "the same first digits unless one was made so",
             f"do not use the one that you know less of; {owners} on the node says whose they are",
         )
-    if image:
-        durable.put_file(owners, json.dumps(known).encode())
+    if name not in known and image:
+        durable.put_file(owners, json.dumps({**known, name: image}).encode())
     Folder(host.path(root), owners=frozenset({0, os.geteuid()})).make(f"{IMAGES}/{name}")
 
 
