@@ -43,10 +43,6 @@ def spans(named: Mapping[Version, Iterable[str]]) -> dict[str, Span]:
     return found
 
 
-def _has(known: set[str], option: str) -> bool:
-    return option.partition(".")[0] in known
-
-
 def read(folder: Path) -> dict[str, object]:
     """Return the table from the sources in a folder."""
     releases = {Version(path.name): path for path in folder.iterdir() if (path / "vllm").is_dir()}
@@ -56,7 +52,11 @@ def read(folder: Path) -> dict[str, object]:
     limited = [  # in every release that has the option
         name
         for name in sorted(newest)
-        if all(name in taken for release, taken in takes.items() if _has(known[release], name))
+        if all(
+            name in taken
+            for release, taken in takes.items()
+            if name.partition(".")[0] in known[release]
+        )
     ]
     return {
         "source": SOURCE,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -35,13 +34,7 @@ def options(source: Path) -> set[str]:
     """Return the options of `vllm serve`, without dashes and without `no-`."""
     entrypoints = sorted((source / "vllm/entrypoints").glob("*/cli_args.py"))
     found = {name for path in (source / ARGUMENTS, *entrypoints) for name, _ in _added(path)}
-    for path in entrypoints:
-        for made in (node for node in _tree(path).body if isinstance(node, ast.ClassDef)):
-            found |= {
-                field.target.id.replace("_", "-")
-                for field in made.body
-                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-            }
+    found |= {name for path in entrypoints for _, name, _ in _annotated(path)}
     return {name.removeprefix("no-").replace("_", "-") for name in found}
 
 
@@ -102,25 +95,32 @@ def _places(call: ast.Call, made: dict[str, tuple[str, str]]) -> Iterator[tuple[
 
 
 def _fields(source: Path) -> dict[tuple[str, str], ast.expr]:
-    found = {}
-    for path in (source / "vllm/config").glob("*.py"):
-        for made in (node for node in _tree(path).body if isinstance(node, ast.ClassDef)):
-            for field in made.body:
-                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                    found[made.name, field.target.id] = field.annotation
-    return found
+    paths = (source / "vllm/config").glob("*.py")
+    return {(made, name): kind for path in paths for made, name, kind in _annotated(path)}
+
+
+def _annotated(path: Path) -> Iterator[tuple[str, str, ast.expr]]:
+    """Yield the class, the name and the type of each field in a file."""
+    for made in (node for node in _tree(path).body if isinstance(node, ast.ClassDef)):
+        for field in made.body:
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                yield made.name, field.target.id, field.annotation
+
+
+def _assigned(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the names that statements give to values, with these."""
+    for node in body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = getattr(node, "value", None)
+        if isinstance(targets[0], ast.Name) and isinstance(value, ast.expr):
+            yield targets[0].id, value
 
 
 def _literals(source: Path) -> dict[str, ast.expr]:
     """Return the names that are given to sets of values."""
-    found: dict[str, ast.expr] = {}
-    for path in (source / "vllm/config").glob("*.py"):
-        for node in _tree(path).body:
-            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", 0)
-            value = getattr(node, "value", None)
-            if isinstance(target, ast.Name) and isinstance(value, ast.Subscript):
-                found[target.id] = value
-    return found
+    paths = (source / "vllm/config").glob("*.py")
+    named = (pair for path in paths for pair in _assigned(_tree(path).body))
+    return {name: value for name, value in named if isinstance(value, ast.Subscript)}
 
 
 def _taken(kind: ast.expr | None, literals: dict[str, ast.expr]) -> set[str] | None:
@@ -146,18 +146,12 @@ def _taken(kind: ast.expr | None, literals: dict[str, ast.expr]) -> set[str] | N
 
 def _keys(path: Path, suffix: str) -> set[str]:
     """Return the keys of a table that is written out."""
-    for node in _tree(path).body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        value = getattr(node, "value", None)
-        if getattr(target, "id", "").endswith(suffix) and isinstance(value, ast.Dict):
+    for name, value in _assigned(_tree(path).body):
+        if name.endswith(suffix) and isinstance(value, ast.Dict):
             return {str(key.value) for key in value.keys if isinstance(key, ast.Constant)}
     return set()
 
 
 def _members(path: Path, name: str) -> set[str]:
-    bodies = defaultdict(list)
-    for node in _tree(path).body:
-        if isinstance(node, ast.ClassDef):
-            bodies[node.name] = node.body
-    made = (node for node in bodies[name] if isinstance(node, ast.Assign))
-    return {target.id for node in made for target in node.targets if isinstance(target, ast.Name)}
+    classes = (node for node in _tree(path).body if isinstance(node, ast.ClassDef))
+    return {member for one in classes if one.name == name for member, _ in _assigned(one.body)}
