@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from spark_cluster.config.launch import Launch
@@ -10,7 +9,10 @@ from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.errors import InvalidFile
 from spark_cluster.importers.importer import Offer, Source
 
-_PER_RANK = re.compile("node-rank|headless|nnodes|master-addr|master-port|host|port|api-key")
+_PER_RANK = (
+    *("node-rank", "headless", "nnodes", "master-addr", "master-port"),
+    *("host", "port", "api-key"),
+)
 """Flags that differ between the ranks of one server."""
 
 
@@ -68,5 +70,5 @@ def _rank(launch: Launch) -> int:
 
 
 def _identity(launch: Launch) -> tuple[str, str, dict[str, EngineValue]]:
-    args = {flag: value for flag, value in launch.args.items() if not _PER_RANK.fullmatch(flag)}
+    args = {flag: value for flag, value in launch.args.items() if flag not in _PER_RANK}
     return launch.model, launch.image, args

@@ -9,6 +9,7 @@ import pytest
 from cases import cases, each_row
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging.version import Version
 from speed_samples import DEEPSEEK_LITE, EVERY, GEMMA_26B, GEMMA_31B, HYBRID
 
 from spark_cluster.config.launch import Launch
@@ -16,10 +17,11 @@ from spark_cluster.config.project import Project
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.models.lookup import find
+from spark_cluster.models.naming import table
 from spark_cluster.models.weights import BYTES
 from spark_cluster.plan.estimate import Constants, load_constants
 from spark_cluster.plan.prefill import prefill, work
-from spark_cluster.plan.serving import ServingSetup, of_launch, serving_of
+from spark_cluster.plan.serving import MARLIN_VARIABLES, ServingSetup, of_launch, serving_of
 from spark_cluster.plan.speed import decode, request_speed, speculative, step
 
 contexts = st.integers(0, 200_000)
@@ -205,6 +207,12 @@ def test_without_cuda_graphs():
 def test_a_variable_for_marlin_counts_where_vllm_reads_it(name, value, version, unpacked):
     launch = Launch("a/b", quantization="nvfp4", env={name: value}, vllm=version)
     assert of_launch(launch, GEMMA_31B).unpacked is unpacked
+
+
+def test_variables_for_marlin_went_when_lint_says():
+    known = table("vllm_options", "issues")["variables"]
+    for name, (_, gone) in MARLIN_VARIABLES.items():
+        assert Version(known[name][1]) == gone
 
 
 def test_attention_counts_only_what_sees_everything():
