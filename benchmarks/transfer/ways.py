@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from benchmarks.transfer.figures import Copy
 from benchmarks.transfer.links import Pair
@@ -217,9 +218,12 @@ def _sync(setting: Setting) -> None:
 
 @contextmanager
 def _running(argv: list[str]) -> Iterator[None]:
-    with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as server:
+    with TemporaryFile("w+") as said, subprocess.Popen(argv, stderr=said) as server:
         try:
             yield
+        except WayError as error:
+            said.seek(0)
+            raise WayError(f"{error}; it said: {said.read()[-500:].strip()}") from error
         finally:
             server.terminate()
 
