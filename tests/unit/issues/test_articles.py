@@ -69,7 +69,11 @@ TRUE_OF_OURS = {
     "gemma4-31b-nvfp4": {"gemma4-reasoning-empty", "gemma4-streamed-tool-json"},
     "gemma4-26b-a4b-nvfp4": {"gemma4-reasoning-empty", "gemma4-streamed-tool-json"},
 }
-BUILT = {"gemma4-26b-a4b-fp8-mtp", "gemma4-26b-a4b-fp8-mtp-min"}
+BUILT = {
+    "gemma4-26b-a4b-fp8-mtp",
+    "gemma4-26b-a4b-fp8-mtp-min",
+    "glm-5.3-flash-nvfp4-dflash",
+}
 """Recipes whose image is built on the nodes; its Dockerfile names commits."""
 
 

@@ -262,7 +262,10 @@ def test_every_shipped_recipe_has_a_speed_near_what_was_measured():
             for measured in recipe.measured:
                 if measured.tp == tp and measured.concurrency == 1 and measured.decode_tok_s:
                     compared += 1
-                    assert 0.5 <= found.expected / measured.decode_tok_s <= 2
+                    if recipe.drafter is not None:  # its speed follows the text
+                        assert found.low <= measured.decode_tok_s <= found.high
+                    else:
+                        assert 0.5 <= found.expected / measured.decode_tok_s <= 2
     assert compared >= 8
 
 
