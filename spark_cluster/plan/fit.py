@@ -34,7 +34,7 @@ from spark_cluster.plan.room import (
     whole_gib,
     with_default_batch,
 )
-from spark_cluster.plan.runtime import NOTHING, Range, Runtime, exactly, runtime
+from spark_cluster.plan.runtime import NOTHING, Range, Runtime, exactly, may_give_back, runtime
 from spark_cluster.plan.serving import ServingSetup, of_launch
 
 MEASURED_SPREAD = 0.1
@@ -542,10 +542,15 @@ def _drafter(launch: Launch, geometry: Geometry) -> DrafterLayers:
 
 
 def _drafter_remarks(fitted: Fit) -> list[str]:
-    """A drafter whose shape is not known takes some of the cache that is counted for the model."""
-    if _drafter(fitted.launch, fitted.serving.geometry).known:
-        return []
-    return ["the KV cache of the drafter's own layers is not counted: somewhat fewer tokens fit"]
+    """What a drafter may take of the cache that is counted for the model, or add to it."""
+    layers = "the KV cache of the drafter's own layers is not counted: somewhat fewer tokens fit"
+    found = [] if _drafter(fitted.launch, fitted.serving.geometry).known else [layers]
+    if fitted.share is not None and may_give_back(fitted.launch, fitted.rooms):
+        found.append(
+            "with fastsafetensors and MTP vLLM before 0.27 made the cache up to 36 GiB larger than "
+            "the share leaves: VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 prevents it"
+        )
+    return found
 
 
 def _engine_remarks(serving: ServingSetup) -> list[str]:

@@ -190,6 +190,97 @@ def test_starts_that_were_planned_before_they_were_compared(start: dict[str, Any
     assert found.kv_low_gib < logged < found.kv_high_gib
 
 
+NEWEST = DATA.parents[1] / "published-2026-11-28c"
+NEWEST_STARTS = json.loads((NEWEST / "starts.json").read_text())["starts"]
+OFF_GIB = {"Qwen3.8-27B bf16 at 0.55, 0.30": 2.9, "Laguna-S-2.1 NVFP4 DFlash-15, 0.25.1": 1.4}
+"""A start that may have had its compiled graphs, and one that built kernels for ten minutes."""
+
+
+def newest(start: dict[str, Any]) -> Fit:
+    launch = Launch(
+        start["model"],
+        quantization=start["quantization"],
+        vllm=start["vllm"],
+        args=start["args"],
+    )
+    total = round(start.get("total", 121.69) * GIB_KIB)
+    room = NodeMemory("spark", Memory(total, round(116.5 * GIB_KIB)))
+    return fit(launch, find(start["model"]), [room], start.get("weights"))
+
+
+@pytest.mark.parametrize("start", NEWEST_STARTS, ids=lambda start: str(start["name"]))
+def test_the_newest_published_starts_on_sparks(start: dict[str, Any]) -> None:
+    """Of 21 ten were put aside until the others had been looked into (published-kv-share)."""
+    found, logged = newest(start), start["logged"]["gib"]
+    if start["logged"].get("graphs", 0) < -1:
+        assert logged > found.kv_high_gib
+        assert any("larger than the share" in remark for remark in found.remarks)
+        return
+    off = OFF_GIB.get(start["name"], 0.05 * logged)
+    assert found.kv_gib == pytest.approx(logged, abs=off)
+    assert found.kv_low_gib < logged < found.kv_high_gib
+
+
+@pytest.mark.parametrize(
+    "start",
+    json.loads((NEWEST / "others.json").read_text())["starts"],
+    ids=lambda start: str(start["name"]),
+)
+def test_published_starts_on_other_gpus(start: dict[str, Any]) -> None:
+    """Nothing was read from them: five of seven within 5 %, the others 0.4 and 0.6 GiB off."""
+    total, free = (round(start[part] * GIB_KIB) for part in ("total", "free"))
+    rooms = [NodeMemory("gpu", Memory(total, free, of_gpu=True), gpu=start["gpu"])]
+    launch = Launch(
+        start["model"],
+        quantization=start["quantization"],
+        vllm=start["vllm"],
+        args=start["args"],
+    )
+    found, logged = fit(launch, find(start["model"]), rooms), start["logged"]["gib"]
+    assert found.kv_gib == pytest.approx(logged, rel=0.02, abs=0.6)
+    assert found.kv_low_gib < logged < found.kv_high_gib
+
+
+@pytest.mark.parametrize(
+    ("version", "change", "told"),
+    [
+        ("0.26.0", {}, True),
+        ("0.19.0", {}, False),
+        ("0.27.0", {}, False),
+        ("0.26.0", {"load-format": "auto"}, False),
+        ("0.26.0", {"speculative-config": {"method": "ngram", "num_speculative_tokens": 2}}, False),
+    ],
+    ids=["told", "no estimate", "read afterwards", "another loader", "no layer of its own"],
+)
+def test_graphs_that_may_count_as_less_than_nothing_are_told(
+    version: str, change: dict[str, Any], told: bool
+) -> None:
+    """vLLM 0.26.0 on a Spark gave 90.6 GiB to a cache at a share of 97.3, beside 22 of weights."""
+    start = next(s for s in NEWEST_STARTS if s["logged"].get("graphs", 0) < -1)
+    found = newest({**start, "vllm": version, "args": {**start["args"], **change}})
+    assert any("larger than the share" in remark for remark in found.remarks) is told
+
+
+def test_each_further_image_takes_more_of_the_host() -> None:
+    """A "non-torch profile increase" of 4.00 GiB with two images and of 4.84 with four."""
+    start = next(s for s in NEWEST_STARTS if "at 0.65" in s["name"])
+    two, four, one = (
+        newest({**start, "args": {**start["args"], "max-num-batched-tokens": tokens}})
+        for tokens in (32_768, 65_536, 16_384)
+    )
+    taken = [found.runtime.outside.expected for found in (one, two, four)]
+    assert taken[2] - taken[1] == pytest.approx(4.84 - 4.00, abs=0.02)
+    assert taken[1] - taken[0] == pytest.approx((4.84 - 4.00) / 2, abs=0.02)
+
+
+def test_the_host_took_less_from_0_29_on() -> None:
+    """Four starts of one Spark with 0.30; over several Sparks nothing is known that says so."""
+    older, newer = (spark(version).runtime.outside for version in ("0.28.0", "0.29.0"))
+    assert older.expected - newer.expected == pytest.approx(1.4)
+    assert newer.high == older.high
+    assert newer.low < older.low
+
+
 @pytest.mark.parametrize("method", ["mtp", "qwen3_next_mtp"])
 def test_qwen3_6_loads_an_mtp_layer_though_its_config_tells_no_number(method: str) -> None:
     """23.43 GiB were logged with MTP, 21.86 without."""
