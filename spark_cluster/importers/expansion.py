@@ -231,8 +231,10 @@ def _parameter(body: str, variables: Variables, depth: int) -> str | None:
         return expand(word, variables, depth + 1) if kind.endswith("+") else value
     if kind.endswith("+"):
         return ""
+    if kind.endswith("?"):  # its message would be words of the command
+        return f"${{{name}}}"
     default = expand(word, variables, depth + 1)
-    if kind.endswith("?") or _COMMAND.search(default):
+    if _COMMAND.search(default):
         return None
     if kind.endswith("="):
         variables.set(name, default)

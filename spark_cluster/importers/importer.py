@@ -287,7 +287,8 @@ PACKAGE = re.compile(r"/(dist|site)-packages/.+\.\w+$")
 _CACHE_FOLDER = re.compile(r"/\.(cache|triton)(/|$)")
 
 _WITHIN = ("mtp", "dspark")
-"""Drafters whose weights are part of the model's own (vllm/config/speculative.py)."""
+"""Drafters whose weights are part of the model's own, and endings of their former names, such as
+`deepseek_mtp` (vllm/config/speculative.py)."""
 
 _ONLY_THE_SHELL = "only the shell that runs it knows the value"
 _NEVER = "a secret is never written into a recipe; the laptop's HF_TOKEN downloads the model"
@@ -446,7 +447,7 @@ def _drafter(parts: Parts, args: dict[str, EngineValue], launch: Launch) -> None
     tokens = whole.pop("num_speculative_tokens", None)
     model = whole.pop("model", None)
     method = whole.pop("method", None) or _method(str(model or ""))
-    if model == launch.model and method in _WITHIN:  # as vLLM takes it where no model is given
+    if model == launch.model and str(method).endswith(_WITHIN):  # as vLLM takes it where no model is given
         model = None
     if not isinstance(tokens, int) or not 1 <= tokens <= 32:
         parts.leave(what, "the drafter's number of tokens (1 to 32) is not in it")

@@ -46,14 +46,17 @@ def chosen(found: Mapping[str, Source], usual: Sequence[str], where: str) -> str
     if name:
         return name
     chats = [name for name, one in found.items() if one.launch.kind == "chat"]
-    for likely in (list(usual), chats):
-        if len(likely) == 1:
-            found[likely[0]].offers += [
+    depth = min(name.count("/") for name in found)
+    shallow = [name for name in found if name.count("/") == depth]
+    for likely in (list(usual), shallow, chats):
+        server = same_server([found[name] for name in likely]) if likely else None
+        if server is not None:
+            server.offers += [
                 Offer(f"--variant {name}", f"{one.kind} that serves {one.launch.model}")
                 for name, one in found.items()
-                if name != likely[0]
+                if name not in likely
             ]
-            return likely[0]
+            return next(name for name in likely if found[name] is server)
     raise several(f"{len(found)} different servers are started here", found, where)
 
 

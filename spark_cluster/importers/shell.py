@@ -42,6 +42,7 @@ class ShellCommand:
 
 
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_ADDED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+=(.*)", re.DOTALL)
 _DECLARATIONS = ("export", "local", "readonly", "declare", "typeset")
 _ARRAY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=\(")
 _ELEMENTS = re.compile(
@@ -212,6 +213,8 @@ class _Splitter:
             [*command.words], operator, blank=not command.words and not self.changes
         )
         del command.words[:keywords]
+        if command.words and (added := _ADDED.fullmatch(command.words[0].text)):
+            command.words[0] = self._added(added, command.words[0].line)
         texts = [word.text for word in command.words]
         if texts[:1] and texts[0] in _DECLARATIONS:
             texts = [text for text in texts[1:] if not text.startswith("-")]
@@ -230,6 +233,13 @@ class _Splitter:
         if operator == "\n":
             self._read_documents()
         self.commands.append(ShellCommand(after=operator))
+
+    def _added(self, found: re.Match[str], line: int) -> Word:
+        """Return `NAME+=more` as the assignment of the whole value."""
+        before = self.variables.values.get(found[1], "")
+        self.variables.room.take(len(before or ""))
+        value = f"${{{found[1]}}}" if before is None else before
+        return Word(f"{found[1]}={value}{found[2]}", line)
 
     def _set_arrays(self, command: ShellCommand) -> None:
         for name, adds, words in self.changes:
