@@ -32,7 +32,7 @@ from spark_cluster.importers.importer import (
     no_choice,
 )
 from spark_cluster.importers.kitfiles import EXAMPLE, PRESET, KitFolder
-from spark_cluster.importers.servers import SeveralServers, chosen, several
+from spark_cluster.importers.servers import SeveralServers, chosen, likely_of, several
 from spark_cluster.importers.shell import split
 from spark_cluster.importers.vllm_recipes import spark_commands
 from spark_cluster.models.naming import HUB_CACHE, is_path
@@ -61,7 +61,6 @@ _TEXTS, _DEEP = 6, 8
 
 _COMPOSE = re.compile(r"(?:docker-)?compose(?!.*(?:override|sidecar))[\w.-]*\.ya?ml")
 _STARTS = re.compile(r"(?:start|run|serve|launch|up)\b[\w.-]*")
-_USUAL = re.compile(r"(?:docker-)?compose\.ya?ml|(?:start|run|serve|launch|up)\.sh")
 _BEGINS = re.compile(r"(?m)^[ \t]*(?:docker run|vllm serve|python3? -m)\b")
 _DOTENV = re.compile(r"(?<![\w}])\.env\b")
 _SOURCED = re.compile(
@@ -105,7 +104,7 @@ def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Sour
         raise _nothing(kit, failed, choice)
     if likely > _TEXTS and named is None:
         raise several("only documents have a command", found, shown(kit.root))
-    source = found[chosen(found, _usual(kit, found), shown(kit.root))]
+    source = found[chosen(found, likely_of(kit, found), shown(kit.root))]
     _finish(kit, source, tiers)
     where = (source.path or kit.root).relative_to(kit.root)
     source.origin = f"{origin or f'the kit {kit.root.resolve().name}'}: {where}"
@@ -183,22 +182,6 @@ def _tiers(kit: KitFolder) -> list[list[Path]]:
             tiers[likely].append(path)
             left[likely >= _TEXTS] -= len(text)
     return tiers
-
-
-def _usual(kit: KitFolder, found: Iterable[str]) -> list[str]:
-    """The file by whose name people start things; else the one that the kit's start script runs;
-    else the one that its README names first."""
-    usual = [name for name in found if _USUAL.fullmatch(Path(name).name)]
-    if len(usual) == 1:
-        return usual
-    root = [path for path in kit.files if path.parent == kit.root]
-    starts = [path for path in root if _USUAL.fullmatch(path.name)]
-    for path in [*starts, *(one for one in root if one.name.lower() == "readme.md")]:
-        text = kit.text(path)
-        places = {text.find(name): name for name in found if name in text and name != path.name}
-        if places:
-            return [places[min(places)]]
-    return usual
 
 
 def alone(path: Path) -> Given:
@@ -331,11 +314,15 @@ def _leave_model_folder(source: Source) -> None:
     if not is_path(launch.model) or is_for_models(folder) or "$" in name or cached:
         return
     above = [one for one in launch.volumes if f"{launch.model}/".startswith(f"{one.target}/")]
+    args, drafted = dict(launch.args), launch.args.get("speculative-config")
+    if isinstance(drafted, dict) and drafted.get("model") == launch.model:
+        args["speculative-config"] = {**drafted, "model": f"./{name}"}
     why = "a folder of the kit's author; the model is downloaded to /srv/models, or to model.path"
     source.left_out += [Left(f"-v {one.source}:{one.target}", why) for one in above]
     source.launch = replace(
         launch,
         model=f"./{name}",
+        args=args,
         volumes=tuple(one for one in launch.volumes if one not in above),
     )
 

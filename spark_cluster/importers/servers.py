@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.errors import InvalidFile
 from spark_cluster.importers.importer import Offer, Source
+from spark_cluster.importers.kitfiles import DEEPEST, KitFolder
+
+MOST_NAMED, MOST_FOLLOWED = 200, 20
+"""Names of files that are read in a text of a kit, and texts that are followed from those before."""
+
+_USUAL = re.compile(r"(?:docker-)?compose\.ya?ml|(?:start|run|serve|launch|up)\.sh")
+_NAMED = re.compile(r"[\w./-]+\.(?:sh|bash|ya?ml)\b")
+_FAMILY = re.compile(r"(?:nvidia-)?([a-z]{2,})")
 
 _PER_RANK = (
     *("node-rank", "headless", "nnodes", "master-addr", "master-port"),
@@ -30,12 +42,12 @@ def same_server(sources: Sequence[Source]) -> Source | None:
     return first
 
 
-def chosen(found: Mapping[str, Source], usual: Sequence[str], where: str) -> str:
+def chosen(found: Mapping[str, Source], likely: Sequence[Sequence[str]], where: str) -> str:
     """Return the name of the server that is meant; the others become its offers.
 
     Args:
         found: what starts a server, by file or service.
-        usual: names by which people call what they start.
+        likely: names of those that are likely meant, the likeliest first.
         where: the file or folder, for messages.
 
     Raises:
@@ -48,16 +60,53 @@ def chosen(found: Mapping[str, Source], usual: Sequence[str], where: str) -> str
     chats = [name for name, one in found.items() if one.launch.kind == "chat"]
     depth = min(name.count("/") for name in found)
     shallow = [name for name in found if name.count("/") == depth]
-    for likely in (list(usual), shallow, chats):
-        server = same_server([found[name] for name in likely]) if likely else None
+    for names in (*likely, shallow, chats):
+        server = same_server([found[name] for name in names]) if names else None
         if server is not None:
             server.offers += [
                 Offer(f"--variant {name}", f"{one.kind} that serves {one.launch.model}")
                 for name, one in found.items()
-                if name not in likely
+                if name not in names
             ]
-            return next(name for name in likely if found[name] is server)
+            return next(name for name in names if found[name] is server)
     raise several(f"{len(found)} different servers are started here", found, where)
+
+
+def likely_of(kit: KitFolder, found: Mapping[str, Source]) -> list[list[str]]:
+    """Return the files of a kit by whose name people start things; those that serve the model that
+    its title names first; the one to which its start script or its README leads first."""
+    usual = [name for name in found if _USUAL.fullmatch(Path(name).name)]
+    root = [path for path in kit.files if path.parent == kit.root]
+    starts = [path for path in root if _USUAL.fullmatch(path.name)]
+    readme = next((kit.text(one) for one in root if one.name.lower() == "readme.md"), "")
+    title = f"{kit.root.resolve().name} {readme.lstrip()[:200].partition(chr(10))[0]}".lower()
+    places = defaultdict[int, list[str]](list)
+    for name, source in found.items():
+        model = (source.repository or source.launch.model).rstrip("/").rpartition("/")[2]
+        if family := _FAMILY.match(model.lower()):
+            places[title.find(family[1]) % len(f"{title} ")].append(name)
+    titled = places.pop(min(places)) if len(places) > 1 else []
+    texts = [(kit.text(path), [name for name in found if name != path.name]) for path in starts]
+    led = (leads_to(kit, text, names) for text, names in [*texts, (readme, [*found])])
+    return [usual, titled, [*islice(filter(None, led), 1)]]
+
+
+def leads_to(kit: KitFolder, text: str, found: Iterable[str]) -> str:
+    """Return the file of these that a text names first; else the one to which the files lead that
+    it names, and those that they name; empty where there is none."""
+    by_name, seen, texts = defaultdict[str, list[str]](list), set[str](), [text]
+    for name in found:
+        by_name[name.rpartition("/")[2]].append(name)
+    for _ in range(DEEPEST):
+        words = (word for one in texts for word in islice(_NAMED.findall(one), MOST_NAMED))
+        named = [word for word in dict.fromkeys(words) if word not in seen]
+        for word in named:
+            alike = by_name.get(word.rpartition("/")[2], [])
+            if known := [one for one in alike if not alike[1:] or f"/{word}".endswith(f"/{one}")]:
+                return known[0]
+        seen.update(named)
+        texts = [*islice(filter(None, map(kit.script, named)), MOST_FOLLOWED)]
+    return ""
 
 
 def several(why: str, found: Mapping[str, Source], where: str) -> SeveralServers:
