@@ -226,6 +226,28 @@ def find(text: str, line: int = 1, variables: Variables | None = None) -> Progra
     return _within(programs[0], found)
 
 
+_PLACEHOLDER = re.compile(r"[$`<]")
+
+
+def call_of(text: str, name: str, variables: Variables) -> dict[str, str] | None:
+    """Return the variables with which a text calls a script of this name first; None where it does
+    not call it.
+
+    Raises:
+        UsageError: it is no shell text.
+    """
+    exported: dict[str, str] = {}
+    for command in split(text, 1, variables)[0]:
+        rest, env, _ = _unwrapped(command.words)
+        if rest and rest[0].text == "export":
+            exported |= _assignments(rest[1:])[1]
+        program = rest[1:] if rest and _SHELLS.fullmatch(rest[0].text) else rest
+        if command.runs is not False and program and program[0].text.rpartition("/")[2] == name:
+            given = {**exported, **env}
+            return {one: value for one, value in given.items() if not _PLACEHOLDER.search(value)}
+    return None
+
+
 def several(lines: list[int]) -> UsageError:
     """Return the error that a text has several launches, on these lines."""
     where = [f"line {line}" for line in lines]

@@ -31,6 +31,14 @@ EXAMPLE = re.compile(r"\.?[\w.-]*env[\w.-]*(?:example|sample|template)")
 PRESET = re.compile(rf"{EXAMPLE.pattern}|[\w.-]+\.env|\.env\.[\w-]+")
 """Names of files that people copy to `.env`, and of every file of variables but `.env` itself."""
 
+_NAMES = re.compile(r"[\w.-][\w./-]*")
+_GENERAL = frozenset(("env", "example", "sample", "template"))
+
+
+def _words(name: str) -> set[str]:
+    """Return what the name of a file of variables tells it from others by."""
+    return set(re.split(r"[\W_]+", name.lower())) - {"", *_GENERAL}
+
 
 @dataclass(frozen=True)
 class KitFolder:
@@ -120,27 +128,21 @@ class KitFolder:
                 found.setdefault(path.resolve(), str(path.relative_to(self.root)))
         return found
 
-    def example(self, folder: Path) -> Path | None:
-        """Return the file from which people make the `.env` of a folder: the nearest one."""
-        places = (folder, self.root, self.root / "config")
-        return next((self._examples[place] for place in places if place in self._examples), None)
-
-    @cached_property
-    def _examples(self) -> dict[Path, Path]:
-        """The likeliest file of variables in each folder: an example, that of the first node, and
-        of several presets the one that the README names first."""
+    def example(self, path: Path) -> Path | None:
+        """Return the file from which people make the `.env` of a file of the kit: one with a word
+        of its name; an example; one that the README names; the nearest one."""
+        places = [path.parent, self.root, self.root / "config"]
         readme = self.path("README.md")
-        text = self.text(readme) if readme else ""
-
-        def rank(item: tuple[Path, str]) -> tuple[bool, int]:
-            name = Path(item[1]).name
-            return not EXAMPLE.fullmatch(name), text.find(name) % (1 << 62)
-
-        found: dict[Path, Path] = {}
-        for file, name in sorted(self.presets.items(), key=rank):
-            if "worker" not in Path(name).name:
-                found.setdefault((self.root / name).parent, file)
-        return found
+        named = [*dict.fromkeys(_NAMES.findall(self.text(readme) if readme else ""))]
+        found: dict[Path, tuple[bool, bool, bool, int, int]] = {}
+        for file, name in self.presets.items():
+            own, folder = Path(name).name, (self.root / name).parent
+            said = next((at for at, one in enumerate(named) if own == one.rpartition("/")[2]), -1)
+            if "worker" not in own and (folder in places or name in named):
+                apart = not _words(own) & _words(path.name)
+                place = places.index(folder) if folder in places else len(places)
+                found[file] = apart, not EXAMPLE.fullmatch(own), said < 0, place, said
+        return min(found, key=found.__getitem__, default=None)
 
     @cached_property
     def files(self) -> tuple[Path, ...]:

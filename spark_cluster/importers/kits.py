@@ -17,7 +17,7 @@ from spark_cluster.config.recipe import is_for_models
 from spark_cluster.config.yamlfile import did_you_mean, shown
 from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
 from spark_cluster.importers import commandline
-from spark_cluster.importers.calls import LAUNCH
+from spark_cluster.importers.calls import LAUNCH, call_of
 from spark_cluster.importers.compose import take_dockerfile
 from spark_cluster.importers.docker_run import DockerRun
 from spark_cluster.importers.expansion import Variables, expand, read_env
@@ -32,9 +32,9 @@ from spark_cluster.importers.importer import (
     no_choice,
 )
 from spark_cluster.importers.kitfiles import EXAMPLE, PRESET, KitFolder
-from spark_cluster.importers.servers import SeveralServers, chosen, likely_of, several
+from spark_cluster.importers.servers import SeveralServers, chosen, leads_to, likely_of, several
 from spark_cluster.importers.shell import split
-from spark_cluster.importers.vllm_recipes import spark_commands
+from spark_cluster.importers.vllm_recipes import code_blocks, spark_commands
 from spark_cluster.models.naming import HUB_CACHE, is_path
 from spark_cluster.node.output import counted
 
@@ -49,6 +49,9 @@ MOST_TEXT = 2_000_000
 
 MOST_SOURCED = 20
 """Files that a script reads variables from; those beyond are not seen."""
+
+MOST_CALLS = 3
+"""Scripts that call one another."""
 
 MOST_SAID = 8
 """Files of variables that a note names."""
@@ -202,10 +205,41 @@ def _given(kit: KitFolder, path: Path) -> Given:
     if compose:
         return Given(path, kit.root, env=next(reversed(files), None), notes=notes)
     variables = Variables({"PWD": "."})
-    for file in files:
+    instead = [file for file, why in files.items() if why and kit.preset is None]
+    for file in instead:
         _collect(kit.text(file), variables)
+    called, caller = _called(kit, path, MOST_CALLS)
+    if called:
+        variables.values |= called
+        notes.append(f"{path.name} is read as {caller} calls it: {', '.join(called)}")
+    for file in files:
+        if file not in instead:
+            _collect(kit.text(file), variables)
     values = {name: value for name, value in variables.values.items() if value is not None}
     return Given(path, kit.root, values, notes=notes)
+
+
+def _called(kit: KitFolder, path: Path, most: int) -> tuple[dict[str, str], str]:
+    """Return the variables with which a document of the kit calls a script first, or the script to
+    which its README leads; and the name of the caller."""
+    root = [one for one in kit.files if one.parent == kit.root]
+    documents = [one for one in root if one.suffix.lower() in DOCUMENTS]
+    for file in sorted(documents, key=lambda one: one.stem.lower() != "readme")[:MOST_SOURCED]:
+        for _, code in code_blocks(kit.text(file)):
+            with suppress(UsageError):  # no shell text
+                found = call_of(code, path.name, Variables()) if path.name in code else None
+                if found is not None:
+                    return found, file.name
+    scripts = [one for one in kit.files if SCRIPT.fullmatch(one.name) and one != path]
+    names = [one for one in scripts[:MOST_TRIED] if path.name in kit.text(one)]
+    readme = "\n".join(kit.text(one) for one in root if one.name.lower() == "readme.md")
+    name = leads_to(kit, readme, [str(one.relative_to(kit.root)) for one in names] if most else [])
+    with suppress(UsageError):
+        given = _called(kit, kit.root / name, most - 1)[0] if name else {}
+        text = kit.text(kit.root / name) if name else ""
+        found = call_of(text, path.name, Variables({"PWD": ".", **given}))
+        return ({**given, **found}, name) if found is not None else ({}, "")
+    return {}, ""
 
 
 def _sourced(text: str) -> dict[str, bool]:
@@ -236,7 +270,7 @@ def _files_of_variables(kit: KitFolder, path: Path, names: Mapping[str, bool]) -
                 if by_user
                 else f"there is no {name}"
             )
-            file = file or kit.example(path.parent)
+            file = file or kit.example(path)
         if file is not None and file != path.resolve():
             files.setdefault(file, f"{why}: " if why else "")
     if kit.preset is not None:

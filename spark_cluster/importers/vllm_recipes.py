@@ -114,7 +114,7 @@ def spark_commands(guide: object, *, anywhere: bool = False) -> list[Source]:
     order; the headings are its title, the last one last.
     """
     found: list[Source] = []
-    for title, code in islice(_blocks(guide), MOST_BLOCKS) if isinstance(guide, str) else ():
+    for title, code in islice(code_blocks(guide), MOST_BLOCKS) if isinstance(guide, str) else ():
         if not (anywhere or _NAMED.search(title)) or len(code) > LONGEST:
             continue
         try:
@@ -128,7 +128,7 @@ def spark_commands(guide: object, *, anywhere: bool = False) -> list[Source]:
     return found
 
 
-def _blocks(guide: str) -> Iterator[tuple[str, str]]:
+def code_blocks(guide: str) -> Iterator[tuple[str, str]]:
     """Yield the headings above each block of code, and the code."""
     headings: dict[int, str] = {}
     code: list[str] | None = None
