@@ -59,6 +59,10 @@ _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
 _UNIT = re.compile(r"(?m)^ExecStart=[-:@+!]* ?(\S(?:.*\\\n)*.*)")
 _VARIABLES = re.compile(r"(?m)^Environment=(.*)")
 
+_WITHIN = ("mtp", "dspark")
+"""Drafters whose weights are part of the model's own, and endings of their former names, such as
+`deepseek_mtp` (vllm/config/speculative.py)."""
+
 _PROGRAMS = {
     "serve": "vllm serve",
     "server": "the API server",
@@ -453,7 +457,7 @@ def _source(
         env=program.env,
         volumes=tuple(container.volumes),
         docker=container.options,
-        drafter=_drafter(args),
+        drafter=_drafter(args, model),
         tp=tp,
         nodes=max(ranks, _size(args, "nnodes")),
         # vLLM joins nodes by itself then (vllm/config/parallel.py).
@@ -528,9 +532,12 @@ def _hints(model: str, args: dict[str, EngineValue], volumes: list[Volume]) -> t
     return (*hints, *map(str, names))
 
 
-def _drafter(args: dict[str, EngineValue]) -> str | None:
+def _drafter(args: dict[str, EngineValue], model: str) -> str | None:
     config: Any = args.get("speculative-config")
     if isinstance(config, dict) and isinstance(config.get("model"), str):
+        if config["model"] == model and str(config.get("method")).endswith(_WITHIN):
+            del config["model"]  # as vLLM takes it where no model is given
+            return None
         return str(config["model"])
     for flag in ("spec-model", "speculative-model", "speculative-draft-model-path"):
         if flag in args:

@@ -231,11 +231,9 @@ def _parameter(body: str, variables: Variables, depth: int) -> str | None:
         return expand(word, variables, depth + 1) if kind.endswith("+") else value
     if kind.endswith("+"):
         return ""
-    if kind.endswith("?"):  # its message would be words of the command
-        return f"${{{name}}}"
-    default = expand(word, variables, depth + 1)
-    if _COMMAND.search(default):
-        return None
+    default = f"${{{name}}}" if kind.endswith("?") else expand(word, variables, depth + 1)
+    if kind.endswith("?") or _COMMAND.search(default):  # whose message is no word of the command
+        return default if kind.endswith("?") else None
     if kind.endswith("="):
         variables.set(name, default)
     variables.defaulted[name] = None

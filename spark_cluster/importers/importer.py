@@ -33,6 +33,12 @@ from spark_cluster.models.naming import table
 MAKEFILE = re.compile(r"(?:gnu)?makefile|justfile|[\w.-]+\.(?:mk|just)", re.IGNORECASE)
 SCRIPT = re.compile(rf".*\.(?:sh|bash)|{MAKEFILE.pattern}", re.IGNORECASE)
 
+MOST_TRIED = 50
+"""Files of a kit of each likelihood that are tried, and scripts; those beyond are not seen."""
+
+MOST_TEXT = 2_000_000
+"""Characters of all files that are tried; those beyond are not seen."""
+
 LARGEST_TEXT = 1 << 20
 """Characters of a file that is looked at as text."""
 
@@ -286,10 +292,6 @@ _UNEXPANDED = re.compile(r"\$[A-Za-z_({]|\$\d|`")
 PACKAGE = re.compile(r"/(dist|site)-packages/.+\.\w+$")
 _CACHE_FOLDER = re.compile(r"/\.(cache|triton)(/|$)")
 
-_WITHIN = ("mtp", "dspark")
-"""Drafters whose weights are part of the model's own, and endings of their former names, such as
-`deepseek_mtp` (vllm/config/speculative.py)."""
-
 _ONLY_THE_SHELL = "only the shell that runs it knows the value"
 _NEVER = "a secret is never written into a recipe; the laptop's HF_TOKEN downloads the model"
 
@@ -447,8 +449,6 @@ def _drafter(parts: Parts, args: dict[str, EngineValue], launch: Launch) -> None
     tokens = whole.pop("num_speculative_tokens", None)
     model = whole.pop("model", None)
     method = whole.pop("method", None) or _method(str(model or ""))
-    if model == launch.model and str(method).endswith(_WITHIN):  # as vLLM takes it where no model is given
-        model = None
     if not isinstance(tokens, int) or not 1 <= tokens <= 32:
         parts.leave(what, "the drafter's number of tokens (1 to 32) is not in it")
     elif not method:

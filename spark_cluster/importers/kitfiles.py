@@ -13,8 +13,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
+from spark_cluster.importers.expansion import ValueRoom
+from spark_cluster.importers.importer import MOST_TEXT, MOST_TRIED, SCRIPT
 from spark_cluster.node import safe_paths
 from spark_cluster.node.values import ResourceError
 
@@ -31,6 +34,8 @@ EXAMPLE = re.compile(r"\.?[\w.-]*env[\w.-]*(?:example|sample|template)")
 PRESET = re.compile(rf"{EXAMPLE.pattern}|[\w.-]+\.env|\.env\.[\w-]+")
 """Names of files that people copy to `.env`, and of every file of variables but `.env` itself."""
 
+_HEADING = re.compile(r"(#+)\s+(.*)")
+_FENCE = re.compile(r"\s*(```|~~~)")
 _NAMES = re.compile(r"[\w.-][\w./-]*")
 _GENERAL = frozenset(("env", "example", "sample", "template"))
 
@@ -38,6 +43,23 @@ _GENERAL = frozenset(("env", "example", "sample", "template"))
 def _words(name: str) -> set[str]:
     """Return what the name of a file of variables tells it from others by."""
     return set(re.split(r"[\W_]+", name.lower())) - {"", *_GENERAL}
+
+
+def code_blocks(guide: str) -> Iterator[tuple[str, str]]:
+    """Yield the headings above each block of code, and the code."""
+    headings: dict[int, str] = {}
+    code: list[str] | None = None
+    for line in guide.splitlines():
+        if _FENCE.match(line):
+            if code is not None:
+                yield ": ".join(headings[level] for level in sorted(headings)), "\n".join(code)
+            code = [] if code is None else None
+        elif code is not None:
+            code.append(line)
+        elif heading := _HEADING.match(line):
+            level = len(heading[1])
+            headings = {above: text for above, text in headings.items() if above < level}
+            headings[level] = heading[2].strip(" *#")
 
 
 @dataclass(frozen=True)
@@ -112,6 +134,31 @@ class KitFolder:
         return self.text(found) if found else ""
 
     @cached_property
+    def readme(self) -> str:
+        """The text of its README; empty without one."""
+        path = next((one for one in self.files if one.name.lower() == "readme.md"), self.root)
+        return self.text(path) if path.parent == self.root else ""
+
+    @cached_property
+    def commands(self) -> list[str]:
+        """The blocks of code of its README."""
+        return [code for _, code in code_blocks(self.readme)]
+
+    @cached_property
+    def scripts(self) -> dict[Path, str]:
+        """The first scripts with their texts."""
+        found, left = dict[Path, str](), MOST_TEXT
+        for path in islice((one for one in self.files if SCRIPT.fullmatch(one.name)), MOST_TRIED):
+            left -= len(text := self.text(path))
+            found |= {path: text} if left >= 0 else {}
+        return found
+
+    @cached_property
+    def room(self) -> ValueRoom:
+        """What may be read to find out how its files call one another."""
+        return ValueRoom()
+
+    @cached_property
     def _by_name(self) -> dict[str, list[Path]]:
         """The files by their names: a script may speak of many thousand paths."""
         found = defaultdict[str, list[Path]](list)
@@ -132,8 +179,7 @@ class KitFolder:
         """Return the file from which people make the `.env` of a file of the kit: one with a word
         of its name; an example; one that the README names; the nearest one."""
         places = [path.parent, self.root, self.root / "config"]
-        readme = self.path("README.md")
-        named = [*dict.fromkeys(_NAMES.findall(self.text(readme) if readme else ""))]
+        named = [*dict.fromkeys(_NAMES.findall(self.readme))]
         found: dict[Path, tuple[bool, bool, bool, int, int]] = {}
         for file, name in self.presets.items():
             own, folder = Path(name).name, (self.root / name).parent

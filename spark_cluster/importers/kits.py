@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 from spark_cluster.config.recipe import is_for_models
@@ -22,6 +22,8 @@ from spark_cluster.importers.compose import take_dockerfile
 from spark_cluster.importers.docker_run import DockerRun
 from spark_cluster.importers.expansion import Variables, expand, read_env
 from spark_cluster.importers.importer import (
+    MOST_TEXT,
+    MOST_TRIED,
     PACKAGE,
     SCRIPT,
     Choice,
@@ -34,18 +36,12 @@ from spark_cluster.importers.importer import (
 from spark_cluster.importers.kitfiles import EXAMPLE, PRESET, KitFolder
 from spark_cluster.importers.servers import SeveralServers, chosen, leads_to, likely_of, several
 from spark_cluster.importers.shell import split
-from spark_cluster.importers.vllm_recipes import code_blocks, spark_commands
+from spark_cluster.importers.vllm_recipes import spark_commands
 from spark_cluster.models.naming import HUB_CACHE, is_path
 from spark_cluster.node.output import counted
 
 Read = Callable[[Given, Choice], Source]
 """What reads one file of a kit."""
-
-MOST_TRIED = 50
-"""Files of each likelihood that are tried; those beyond are not seen."""
-
-MOST_TEXT = 2_000_000
-"""Characters of all files that are tried; those beyond are not seen."""
 
 MOST_SOURCED = 20
 """Files that a script reads variables from; those beyond are not seen."""
@@ -222,23 +218,17 @@ def _given(kit: KitFolder, path: Path) -> Given:
 def _called(kit: KitFolder, path: Path, most: int) -> tuple[dict[str, str], str]:
     """Return the variables with which a document of the kit calls a script first, or the script to
     which its README leads; and the name of the caller."""
-    root = [one for one in kit.files if one.parent == kit.root]
-    documents = [one for one in root if one.suffix.lower() in DOCUMENTS]
-    for file in sorted(documents, key=lambda one: one.stem.lower() != "readme")[:MOST_SOURCED]:
-        for _, code in code_blocks(kit.text(file)):
-            with suppress(UsageError):  # no shell text
-                found = call_of(code, path.name, Variables()) if path.name in code else None
-                if found is not None:
-                    return found, file.name
-    scripts = [one for one in kit.files if SCRIPT.fullmatch(one.name) and one != path]
-    names = [one for one in scripts[:MOST_TRIED] if path.name in kit.text(one)]
-    readme = "\n".join(kit.text(one) for one in root if one.name.lower() == "readme.md")
-    name = leads_to(kit, readme, [str(one.relative_to(kit.root)) for one in names] if most else [])
-    with suppress(UsageError):
-        given = _called(kit, kit.root / name, most - 1)[0] if name else {}
-        text = kit.text(kit.root / name) if name else ""
-        found = call_of(text, path.name, Variables({"PWD": ".", **given}))
-        return ({**given, **found}, name) if found is not None else ({}, "")
+    texts = [("README.md", code) for code in kit.commands if path.name in code]
+    naming = [one for one, text in kit.scripts.items() if path.name in text and one != path]
+    led = leads_to(kit, kit.readme, [str(one.relative_to(kit.root)) for one in naming])
+    texts += [(led, kit.scripts[kit.root / led])] if led and most else []
+    for name, text in texts:
+        with suppress(UsageError):  # no shell text
+            kit.room.take(len(text))
+            given = _called(kit, kit.root / led, most - 1)[0] if name == led else {}
+            found = call_of(text, path.name, Variables({"PWD": ".", **given}, room=kit.room))
+            if found is not None:
+                return {**given, **found}, name
     return {}, ""
 
 
@@ -348,15 +338,11 @@ def _leave_model_folder(source: Source) -> None:
     if not is_path(launch.model) or is_for_models(folder) or "$" in name or cached:
         return
     above = [one for one in launch.volumes if f"{launch.model}/".startswith(f"{one.target}/")]
-    args, drafted = dict(launch.args), launch.args.get("speculative-config")
-    if isinstance(drafted, dict) and drafted.get("model") == launch.model:
-        args["speculative-config"] = {**drafted, "model": f"./{name}"}
     why = "a folder of the kit's author; the model is downloaded to /srv/models, or to model.path"
     source.left_out += [Left(f"-v {one.source}:{one.target}", why) for one in above]
     source.launch = replace(
         launch,
         model=f"./{name}",
-        args=args,
         volumes=tuple(one for one in launch.volumes if one not in above),
     )
 
@@ -368,11 +354,8 @@ def _name_by_scripts(kit: KitFolder, source: Source) -> None:
     """Give a model that is a folder the repository that a script of the kit names."""
     if not is_path(source.launch.model):
         return
-    scripts, left = (one for one in kit.files if SCRIPT.fullmatch(one.name)), MOST_TEXT
-    for path in islice(scripts, MOST_TRIED):
-        text = kit.text(path)
-        left -= len(text)
-        if source.repository or left < 0:
+    for path, text in kit.scripts.items():
+        if source.repository:
             return
         variables = Variables({**_given(kit, path).variables})
         _collect(text, variables)

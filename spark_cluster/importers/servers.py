@@ -15,7 +15,7 @@ from spark_cluster.importers.importer import Offer, Source
 from spark_cluster.importers.kitfiles import DEEPEST, KitFolder
 
 MOST_NAMED, MOST_FOLLOWED = 200, 20
-"""Names of files that are read in a text of a kit, and texts that are followed from those before."""
+"""Names of files that are read in a text of a kit, and texts that are followed from them."""
 
 _USUAL = re.compile(r"(?:docker-)?compose\.ya?ml|(?:start|run|serve|launch|up)\.sh")
 _NAMED = re.compile(r"[\w./-]+\.(?:sh|bash|ya?ml)\b")
@@ -76,18 +76,16 @@ def likely_of(kit: KitFolder, found: Mapping[str, Source]) -> list[list[str]]:
     """Return the files of a kit by whose name people start things; those that serve the model that
     its title names first; the one to which its start script or its README leads first."""
     usual = [name for name in found if _USUAL.fullmatch(Path(name).name)]
-    root = [path for path in kit.files if path.parent == kit.root]
-    starts = [path for path in root if _USUAL.fullmatch(path.name)]
-    readme = next((kit.text(one) for one in root if one.name.lower() == "readme.md"), "")
-    title = f"{kit.root.resolve().name} {readme.lstrip()[:200].partition(chr(10))[0]}".lower()
+    starts = [one for one in kit.files if one.parent == kit.root and _USUAL.fullmatch(one.name)]
+    title = f"{kit.root.resolve().name} {kit.readme.lstrip().partition(chr(10))[0]} ".lower()
     places = defaultdict[int, list[str]](list)
     for name, source in found.items():
         model = (source.repository or source.launch.model).rstrip("/").rpartition("/")[2]
         if family := _FAMILY.match(model.lower()):
-            places[title.find(family[1]) % len(f"{title} ")].append(name)
+            places[title.find(family[1]) % len(title)].append(name)
     titled = places.pop(min(places)) if len(places) > 1 else []
     texts = [(kit.text(path), [name for name in found if name != path.name]) for path in starts]
-    led = (leads_to(kit, text, names) for text, names in [*texts, (readme, [*found])])
+    led = (leads_to(kit, text, names) for text, names in [*texts, (kit.readme, [*found])])
     return [usual, titled, [*islice(filter(None, led), 1)]]
 
 
