@@ -36,13 +36,7 @@ PRESET = re.compile(rf"{EXAMPLE.pattern}|[\w.-]+\.env|\.env\.[\w-]+")
 
 _HEADING = re.compile(r"(#+)\s+(.*)")
 _FENCE = re.compile(r"\s*(```|~~~)")
-_NAMES = re.compile(r"[\w.-][\w./-]*")
-_GENERAL = frozenset(("env", "example", "sample", "template"))
-
-
-def _words(name: str) -> set[str]:
-    """Return what the name of a file of variables tells it from others by."""
-    return set(re.split(r"[\W_]+", name.lower())) - {"", *_GENERAL}
+_NAMES, _WORDS = re.compile(r"[\w.-][\w./-]*"), re.compile(r"[a-z0-9]+")
 
 
 def code_blocks(guide: str) -> Iterator[tuple[str, str]]:
@@ -127,11 +121,13 @@ class KitFolder:
     def script(self, name: str) -> str:
         """Return the text of a file by the path that it has in a container: a file of the kit
         itself, or the only one of this name, which the image has a copy of; empty for others."""
-        found = self.path(name)
-        if found is None:
-            named = self._by_name.get(name.rpartition("/")[2], [])
-            found = named[0] if len(named) == 1 else None
+        found = self.named(name)
         return self.text(found) if found else ""
+
+    def named(self, name: str) -> Path | None:
+        """Return a file by its path from the kit's top, else the only one of its name."""
+        alike = self._by_name.get(name.rpartition("/")[2], [])
+        return self.path(name) or (alike[0].resolve() if len(alike) == 1 else None)
 
     @cached_property
     def readme(self) -> str:
@@ -146,12 +142,10 @@ class KitFolder:
 
     @cached_property
     def scripts(self) -> dict[Path, str]:
-        """The first scripts with their texts."""
-        found, left = dict[Path, str](), MOST_TEXT
-        for path in islice((one for one in self.files if SCRIPT.fullmatch(one.name)), MOST_TRIED):
-            left -= len(text := self.text(path))
-            found |= {path: text} if left >= 0 else {}
-        return found
+        """The first scripts with their texts; none of a kit with longer ones."""
+        paths = islice((path for path in self.files if SCRIPT.fullmatch(path.name)), MOST_TRIED)
+        found = {path: self.text(path) for path in paths}
+        return found if sum(map(len, found.values())) <= MOST_TEXT else {}
 
     @cached_property
     def room(self) -> ValueRoom:
@@ -178,17 +172,22 @@ class KitFolder:
     def example(self, path: Path) -> Path | None:
         """Return the file from which people make the `.env` of a file of the kit: one with a word
         of its name; an example; one that the README names; the nearest one."""
-        places = [path.parent, self.root, self.root / "config"]
-        named = [*dict.fromkeys(_NAMES.findall(self.readme))]
+        places, words = [path.parent, self.root, self.root / "config"], _WORDS.findall(path.name)
+        said = {one.rpartition("/")[2]: at for at, one in reversed([*enumerate(self._named)])}
         found: dict[Path, tuple[bool, bool, bool, int, int]] = {}
         for file, name in self.presets.items():
             own, folder = Path(name).name, (self.root / name).parent
-            said = next((at for at, one in enumerate(named) if own == one.rpartition("/")[2]), -1)
-            if "worker" not in own and (folder in places or name in named):
-                apart = not _words(own) & _words(path.name)
+            if "worker" not in own and (folder in places or name in self._named):
+                apart = set(words).isdisjoint(_WORDS.findall(own))
                 place = places.index(folder) if folder in places else len(places)
-                found[file] = apart, not EXAMPLE.fullmatch(own), said < 0, place, said
+                rank = apart, not EXAMPLE.fullmatch(own), own not in said, place, said.get(own, 0)
+                found[file] = rank
         return min(found, key=found.__getitem__, default=None)
+
+    @cached_property
+    def _named(self) -> dict[str, None]:
+        """What the README names that could be files, in its order."""
+        return dict.fromkeys(_NAMES.findall(self.readme))
 
     @cached_property
     def files(self) -> tuple[Path, ...]:

@@ -84,26 +84,21 @@ def likely_of(kit: KitFolder, found: Mapping[str, Source]) -> list[list[str]]:
         if family := _FAMILY.match(model.lower()):
             places[title.find(family[1]) % len(title)].append(name)
     titled = places.pop(min(places)) if len(places) > 1 else []
-    texts = [(kit.text(path), [name for name in found if name != path.name]) for path in starts]
-    led = (leads_to(kit, text, names) for text, names in [*texts, (kit.readme, [*found])])
-    return [usual, titled, [*islice(filter(None, led), 1)]]
+    led = leads_to(kit, "\n".join([*map(kit.text, starts), kit.readme]), found)
+    return [usual, titled, [led] if led else []]
 
 
 def leads_to(kit: KitFolder, text: str, found: Iterable[str]) -> str:
     """Return the file of these that a text names first; else the one to which the files lead that
     it names, and those that they name; empty where there is none."""
-    by_name, seen, texts = defaultdict[str, list[str]](list), set[str](), [text]
-    for name in found:
-        by_name[name.rpartition("/")[2]].append(name)
+    names, seen, texts = {(kit.root / name).resolve(): name for name in found}, set[Path](), [text]
     for _ in range(DEEPEST):
         words = (word for one in texts for word in islice(_NAMED.findall(one), MOST_NAMED))
-        named = [word for word in dict.fromkeys(words) if word not in seen]
-        for word in named:
-            alike = by_name.get(word.rpartition("/")[2], [])
-            if known := [one for one in alike if not alike[1:] or f"/{word}".endswith(f"/{one}")]:
-                return known[0]
-        seen.update(named)
-        texts = [*islice(filter(None, map(kit.script, named)), MOST_FOLLOWED)]
+        files = dict.fromkeys(file for word in words if (file := kit.named(word)))
+        if known := next((names[file] for file in files if file in names), ""):
+            return known
+        texts = [kit.text(file) for file in files if file not in seen][:MOST_FOLLOWED]
+        seen |= files.keys()
     return ""
 
 

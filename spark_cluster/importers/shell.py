@@ -18,6 +18,7 @@ from spark_cluster.importers.expansion import (
     Variables,
     Word,
     closing,
+    expand,
     expanded,
 )
 
@@ -214,7 +215,8 @@ class _Splitter:
         )
         del command.words[:keywords]
         if command.words and (added := _ADDED.fullmatch(command.words[0].text)):
-            command.words[0] = self._added(added, command.words[0].line)
+            whole = f"{added[1]}={expand(f'${{{added[1]}-}}', self.variables)}{added[2]}"
+            command.words[0] = Word(whole, command.words[0].line)
         texts = [word.text for word in command.words]
         if texts[:1] and texts[0] in _DECLARATIONS:
             texts = [text for text in texts[1:] if not text.startswith("-")]
@@ -233,13 +235,6 @@ class _Splitter:
         if operator == "\n":
             self._read_documents()
         self.commands.append(ShellCommand(after=operator))
-
-    def _added(self, found: re.Match[str], line: int) -> Word:
-        """Return `NAME+=more` as the assignment of the whole value."""
-        before = self.variables.values.get(found[1], "")
-        self.variables.room.take(len(before or ""))
-        value = f"${{{found[1]}}}" if before is None else before
-        return Word(f"{found[1]}={value}{found[2]}", line)
 
     def _set_arrays(self, command: ShellCommand) -> None:
         for name, adds, words in self.changes:
