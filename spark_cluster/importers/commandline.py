@@ -219,10 +219,12 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 def name_model(source: Source, variables: Variables) -> None:
     """Give a model that is a folder its repository, where one variable names one."""
     launch = source.launch
+    folder = folder_on_node(launch.volumes, launch.model).rstrip("/").rpartition("/")[2].lower()
     named = {
         value
         for name, value in variables.values.items()
         if value and _NAMES_A_MODEL.fullmatch(name) and _REPOSITORY.fullmatch(value)
+        if not folder.startswith(f"{value.rpartition('/')[2].lower()}-")  # a build of it
     }
     if naming.is_path(launch.model) and len(named) == 1:
         source.repository = named.pop()

@@ -27,7 +27,7 @@ from spark_cluster.config.schema import UNMOUNTABLE, VARIABLE, Hidden, printed
 from spark_cluster.config.secret import is_secret, is_secret_setting, looks_secret
 from spark_cluster.config.yamlfile import Sourced, load
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.models.naming import table
+from spark_cluster.models.naming import HUB_CACHE, table
 
 # Names of files whose rules are commands, and of all that are read as scripts.
 MAKEFILE = re.compile(r"(?:gnu)?makefile|justfile|[\w.-]+\.(?:mk|just)", re.IGNORECASE)
@@ -461,6 +461,10 @@ def _drafter(parts: Parts, args: dict[str, EngineValue], launch: Launch) -> None
         if isinstance(model, str):
             node = folder_on_node(launch.volumes, model)
             drafter |= {"path": node} if node.startswith("/") else {"name": model}
+            if cached := HUB_CACHE.search(node):
+                drafter = {"method": method, "name": f"{cached[1]}/{cached[2]}"}
+                if "/" in node[cached.end() :].partition("/snapshots/")[2].rstrip("/"):
+                    parts.to_do.append(f"write where nodes have it under drafter.path: {model}")
         if "revision" in whole:
             drafter["revision"] = str(whole.pop("revision"))
         drafter["tokens"] = tokens
@@ -508,7 +512,11 @@ def _volume(parts: Parts, volume: Volume, launch: Launch) -> None:
         return
     if PACKAGE.search(target):
         _patch(parts, volume, written, launch)
-    elif _CACHE_FOLDER.search(target) or _holds_a_cache(target, launch):
+    elif (
+        HUB_CACHE.search(volume.source)
+        or _CACHE_FOLDER.search(target)
+        or _holds_a_cache(target, launch)
+    ):
         parts.leave(written, "models and caches have folders of their own on each node")
     elif target == "/tmp":  # noqa: S108  (of the container)
         parts.leave(written, "the container has a /tmp of its own")
