@@ -16,23 +16,12 @@ from pathlib import Path
 from spark_cluster.config.recipe import is_for_models
 from spark_cluster.config.yamlfile import did_you_mean, shown
 from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
-from spark_cluster.importers import commandline
+from spark_cluster.importers import commandline, importer
 from spark_cluster.importers.calls import LAUNCH, call_of
 from spark_cluster.importers.compose import take_dockerfile
 from spark_cluster.importers.docker_run import DockerRun
 from spark_cluster.importers.expansion import Variables, expand, read_env
-from spark_cluster.importers.importer import (
-    MOST_TEXT,
-    MOST_TRIED,
-    PACKAGE,
-    SCRIPT,
-    Choice,
-    Given,
-    Left,
-    Source,
-    folder_on_node,
-    no_choice,
-)
+from spark_cluster.importers.importer import SCRIPT, Choice, Given, Left, Source
 from spark_cluster.importers.kitfiles import EXAMPLE, PRESET, KitFolder
 from spark_cluster.importers.servers import SeveralServers, chosen, leads_to, likely_of, several
 from spark_cluster.importers.shell import split
@@ -140,7 +129,7 @@ class ReadmeFile:
         return _is_document(given.path, given.text)
 
     def read(self, given: Given, choice: Choice) -> Source:
-        no_choice(choice)
+        importer.no_choice(choice)
         found = spark_commands(given.text, anywhere=True)
         if not found:
             raise InvalidFile(
@@ -164,7 +153,7 @@ def _is_document(path: Path, text: str) -> bool:
 def _tiers(kit: KitFolder) -> list[list[Path]]:
     """The files that may say what is served, the likelier ones first."""
     tiers: list[list[Path]] = [[] for _ in range(_DEEP + 1)]
-    left = [MOST_TEXT, MOST_TEXT]  # documents have room of their own
+    left = [importer.MOST_TEXT, importer.MOST_TEXT]  # documents have room of their own
     for path in kit.files:
         below, text = path.parent != kit.root, kit.text(path)
         if _COMPOSE.fullmatch(path.name):
@@ -177,7 +166,7 @@ def _tiers(kit: KitFolder) -> list[list[Path]]:
             likely = _DEEP if below else _TEXTS + (path.stem.lower() != "readme")
         else:
             continue
-        if len(tiers[likely]) < MOST_TRIED and len(text) <= left[likely >= _TEXTS]:
+        if len(tiers[likely]) < importer.MOST_TRIED and len(text) <= left[likely >= _TEXTS]:
             tiers[likely].append(path)
             left[likely >= _TEXTS] -= len(text)
     return tiers
@@ -319,7 +308,7 @@ def _carry_files(kit: KitFolder, source: Source, folder: Path) -> None:
     for volume in source.launch.volumes:
         within = not volume.source.startswith(("/", "~", "$"))
         file = kit.path(volume.source, folder) or kit.path(volume.source) if within else None
-        if file is not None and PACKAGE.search(volume.target):
+        if file is not None and importer.PACKAGE.search(volume.target):
             source.files[volume.target] = kit.content(file)
         elif file is not None or (within and kit.has_folder(volume.source, folder)):
             written = f"-v {volume.source}:{volume.target}"
@@ -332,7 +321,7 @@ def _carry_files(kit: KitFolder, source: Source, folder: Path) -> None:
 def _leave_model_folder(source: Source) -> None:
     """Leave out the folder in which the kit's author has the model; the name of it may tell it."""
     launch = source.launch
-    folder = folder_on_node(launch.volumes, launch.model)
+    folder = importer.folder_on_node(launch.volumes, launch.model)
     name = folder.rstrip("/").rpartition("/")[2]
     cached = HUB_CACHE.search(launch.model) or HUB_CACHE.search(folder)
     if not is_path(launch.model) or is_for_models(folder) or "$" in name or cached:
