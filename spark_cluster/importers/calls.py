@@ -31,6 +31,9 @@ _FUNCTION = re.compile(
     r"function[ \t]+([\w-]+)[ \t]{0,9}(?:\([ \t]*\))?)[ \t]{0,9}\n?[ \t]{0,9}\{"
 )
 _GIVEN = re.compile(r"\$\{?[@*1-9]")
+_OF_ENGINES = re.compile(
+    r"(?:VLLM|SGLANG|NCCL|UCX|TORCH|PYTORCH|CUDA|TRITON|FLASHINFER|B12X|RAY|HF|TRANSFORMERS)_"
+)
 # Characters of a function that is looked into wherever it is called, and room that a call takes.
 _SHORT = 500
 
@@ -111,7 +114,8 @@ def find_all(
     variables.functions = {**variables.functions, **_functions(text, line)}
     commands, notes = split(text, line, variables)
     found = Launches(notes=notes)
-    exported: dict[str, str] = {}
+    named = filter(_OF_ENGINES.match, variables.exported)
+    exported = {name: value for name in named if (value := variables.values.get(name))}
     for command in commands:
         if command.runs is False:
             continue
@@ -242,7 +246,7 @@ def call_of(text: str, name: str, variables: Variables) -> dict[str, str] | None
         if rest and rest[0].text == "export":
             exported |= _assignments(rest[1:])[1]
         program = rest[1:] if rest and _SHELLS.fullmatch(rest[0].text) else rest
-        if command.runs is not False and program and program[0].text.rpartition("/")[2] == name:
+        if command.runs and program and program[0].text.rpartition("/")[2] == name:
             given = {**exported, **env}
             return {one: value for one, value in given.items() if not _PLACEHOLDER.search(value)}
     return None
@@ -299,7 +303,7 @@ def _docker(rest: list[Word], variables: Variables) -> ProgramCall | None:
         return ProgramCall("docker", rest[2:])
     runs = _begins(rest[1:], "exec") or _begins(rest[1:], "compose")
     for at in range(2, min(len(rest), _EXEC_WORDS) if runs else 0):
-        inside = identify(rest[at:], variables.inside(len(rest)))
+        inside = identify(rest[at:], replace(variables.inside(len(rest)), contained=True))
         if inside.kind in SERVERS:
             plain = [word.text for word in rest[2:at] if "=" not in word.text and word.text != "-e"]
             inside.left_out.append(f"docker exec {' '.join(plain)}")

@@ -67,7 +67,8 @@ class CommandFile:
 
     def read(self, given: Given, choice: Choice) -> Source:
         importer.no_choice(choice)
-        variables = Variables({**given.variables}, script=kit_of(given).script)
+        passed, script = {**given.exported}, kit_of(given).script
+        variables = Variables({**given.variables}, script=script, exported=passed)
         try:
             text, unit = given.text, None if is_script(given) else _UNIT.search(given.text)
             if MAKEFILE.fullmatch(given.path.name):
@@ -486,7 +487,7 @@ def _model(flags: vllm_flags.Flags, program: calls.ProgramCall) -> str:
     named = flags.args.pop("model", None) or flags.args.pop("model-path", None)
     first = next(iter(program.words), Word("", 1))
     given = [*([Word(str(named), first.line)] if named is not None else []), *flags.positional]
-    for word in [one for one in given[1:] if one.text.startswith("$")]:
+    for word in [one for one in given[1:] if vllm_flags.LATER.match(one.text)]:
         given.remove(word)
         program.left_out.append(f"{word.text}: only the shell knows which flags it has")
     if not given:

@@ -201,6 +201,7 @@ class Given:
         variables: that it may use, from files next to it.
         env: what stands for the `.env` of a compose file; the one next to it by default.
         notes: what was read for it with goodwill.
+        exported: names of variables that it passes on to what it starts.
     """
 
     path: Path
@@ -208,6 +209,7 @@ class Given:
     variables: Mapping[str, str] = field(default_factory=dict)
     env: Path | None = None
     notes: list[str] = field(default_factory=list)
+    exported: Mapping[str, None] = field(default_factory=dict)
 
     @cached_property
     def loaded(self) -> Sourced | InvalidFile:
@@ -288,7 +290,7 @@ class YamlImporter:
 # The mapping of each part of a launch to its place in a recipe, or the reason why it has none.
 
 _FLAG = re.compile(r"[A-Za-z][A-Za-z0-9]*(-[A-Za-z0-9.]+)*")
-_UNEXPANDED = re.compile(r"\$[A-Za-z_({]|\$\d|`")
+_UNEXPANDED = re.compile(r"\$[A-Za-z_({]|\$\d|`|%[A-Z_]+%")
 PACKAGE = re.compile(r"/(dist|site)-packages/.+\.\w+$")
 _CACHE_FOLDER = re.compile(r"/\.(cache|triton)(/|$)")
 

@@ -35,6 +35,7 @@ PRESET = re.compile(rf"{EXAMPLE.pattern}|[\w.-]+\.env|\.env\.[\w-]+")
 """Names of files that people copy to `.env`, and of every file of variables but `.env` itself."""
 
 _HEADING = re.compile(r"(#+)\s+(.*)")
+_GUIDE = re.compile(r"(?:readme|quick-?start)\.md", re.IGNORECASE)
 _FENCE = re.compile(r"\s*(```|~~~)")
 _NAMES, _WORDS = re.compile(r"[\w.-][\w./-]*"), re.compile(r"[a-z0-9]+")
 
@@ -131,13 +132,14 @@ class KitFolder:
 
     @cached_property
     def readme(self) -> str:
-        """The text of its README; empty without one."""
-        path = next((one for one in self.files if one.name.lower() == "readme.md"), self.root)
-        return self.text(path) if path.parent == self.root else ""
+        """The text of its README and, behind it, of its quick start; empty without them."""
+        root = [path for path in self.files if path.parent == self.root]
+        guides = [path for path in root if _GUIDE.fullmatch(path.name)]
+        return "\n".join(map(self.text, reversed(guides)))
 
     @cached_property
     def commands(self) -> list[str]:
-        """The blocks of code of its README."""
+        """The blocks of code of its README and quick start."""
         return [code for _, code in code_blocks(self.readme)]
 
     @cached_property

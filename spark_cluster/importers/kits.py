@@ -201,7 +201,8 @@ def _given(kit: KitFolder, path: Path) -> Given:
         if file not in instead:
             _collect(kit.text(file), variables)
     values = {name: value for name, value in variables.values.items() if value is not None}
-    return Given(path, kit.root, values, notes=notes)
+    exported = {**variables.exported, **dict.fromkeys(called)}
+    return Given(path, kit.root, values, notes=notes, exported=exported)
 
 
 def _called(kit: KitFolder, path: Path, most: int) -> tuple[dict[str, str], str]:
@@ -240,7 +241,7 @@ def _files_of_variables(kit: KitFolder, path: Path, names: Mapping[str, bool]) -
     """The files of these names, and why it is that one where it could be another."""
     files: dict[Path, str] = {}
     for name, by_user in names.items():
-        file, why = kit.path(name, path.parent) or kit.path(name), ""
+        file, why = kit.path(name, path.parent) or kit.named(name), ""
         if by_user or (file is None and name.endswith(".env")):
             if kit.preset is not None:
                 continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -60,7 +59,8 @@ def chosen(found: Mapping[str, Source], likely: Sequence[Sequence[str]], where: 
     chats = [name for name, one in found.items() if one.launch.kind == "chat"]
     depth = min(name.count("/") for name in found)
     shallow = [name for name in found if name.count("/") == depth]
-    for names in (*likely, shallow, chats):
+    known = [name for name, one in found.items() if "$" not in one.launch.model]
+    for names in (*likely, known, shallow, chats):
         server = same_server([found[name] for name in names]) if names else None
         if server is not None:
             server.offers += [
@@ -78,12 +78,11 @@ def likely_of(kit: KitFolder, found: Mapping[str, Source]) -> list[list[str]]:
     usual = [name for name in found if _USUAL.fullmatch(Path(name).name)]
     starts = [one for one in kit.files if one.parent == kit.root and _USUAL.fullmatch(one.name)]
     title = f"{kit.root.resolve().name} {kit.readme.lstrip().partition(chr(10))[0]} ".lower()
-    places = defaultdict[int, list[str]](list)
-    for name, source in found.items():
-        model = (source.repository or source.launch.model).rstrip("/").rpartition("/")[2]
-        if family := _FAMILY.match(model.lower()):
-            places[title.find(family[1]) % len(title)].append(name)
-    titled = places.pop(min(places)) if len(places) > 1 else []
+    named = {name: source.repository or source.launch.model for name, source in found.items()}
+    models = {name: one.rstrip("/").rpartition("/")[2].lower() for name, one in named.items()}
+    families = [family[1] for family in map(_FAMILY.match, models.values()) if family]
+    first = min((one for one in families if one in title), key=title.find, default="/")
+    titled = [name for name, model in models.items() if first in model]
     led = leads_to(kit, "\n".join([*map(kit.text, starts), kit.readme]), found)
     return [usual, titled, [led] if led else []]
 

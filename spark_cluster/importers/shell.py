@@ -210,6 +210,8 @@ class _Splitter:
             whole = f"{added[1]}={expansion.expand(f'${{{added[1]}-}}', self.variables)}{added[2]}"
             command.words[0] = Word(whole, command.words[0].line)
         texts = [word.text for word in command.words]
+        if texts[:1] == ["export"] and command.runs is not False:
+            self.variables.exported |= {text.partition("=")[0]: None for text in texts[1:]}
         if texts[:1] and texts[0] in _DECLARATIONS:
             texts = [text for text in texts[1:] if not text.startswith("-")]
         found = [one for one in map(ASSIGNMENT.fullmatch, texts) if one]
