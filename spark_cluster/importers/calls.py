@@ -31,9 +31,7 @@ _FUNCTION = re.compile(
     r"function[ \t]+([\w-]+)[ \t]{0,9}(?:\([ \t]*\))?)[ \t]{0,9}\n?[ \t]{0,9}\{"
 )
 _GIVEN = re.compile(r"\$\{?[@*1-9]")
-_OF_ENGINES = re.compile(
-    r"(?:VLLM|SGLANG|NCCL|UCX|TORCH|PYTORCH|CUDA|TRITON|FLASHINFER|B12X|RAY|HF|TRANSFORMERS)_"
-)
+_OF_ENGINES = re.compile(r"(?:VLLM|SGLANG|NCCL|TORCH|PYTORCH|CUDA|TRITON|FLASHINFER|RAY|HF)_")
 # Characters of a function that is looked into wherever it is called, and room that a call takes.
 _SHORT = 500
 
@@ -156,10 +154,12 @@ def _functions(text: str, line: int) -> dict[str, Word]:
 
 def _leave_bodies(programs: list[ProgramCall], variables: Variables) -> None:
     """Leave out what functions start by themselves that are called: the call has the words."""
-    called = {one.function for one in programs if one.function}
-    bodies = [variables.functions[name] for name in called if name in variables.functions]
-    spans = [range(one.line, one.line + one.text.count("\n") + 1) for one in bodies]
-    programs[:] = [one for one in programs if not any(one.line in span for span in spans)]
+    bodies = variables.functions.items()
+    spans = {name: range(one.line, one.line + one.text.count("\n") + 1) for name, one in bodies}
+    # Where a function is written its name stands like a call of it.
+    programs[:] = [one for one in programs if one.line not in spans.get(one.function, ())]
+    called = [spans[one.function] for one in programs if one.function in spans]
+    programs[:] = [one for one in programs if not any(one.line in span for span in called)]
 
 
 def _of_function(rest: list[Word], variables: Variables) -> ProgramCall | None:
@@ -230,9 +230,6 @@ def find(text: str, line: int = 1, variables: Variables | None = None) -> Progra
     return _within(programs[0], found)
 
 
-_PLACEHOLDER = re.compile(r"[$`<]")
-
-
 def call_of(text: str, name: str, variables: Variables) -> dict[str, str] | None:
     """Return the variables with which a text calls a script of this name first; None where it does
     not call it.
@@ -248,7 +245,7 @@ def call_of(text: str, name: str, variables: Variables) -> dict[str, str] | None
         program = rest[1:] if rest and _SHELLS.fullmatch(rest[0].text) else rest
         if command.runs and program and program[0].text.rpartition("/")[2] == name:
             given = {**exported, **env}
-            return {one: value for one, value in given.items() if not _PLACEHOLDER.search(value)}
+            return {one: text for one, text in given.items() if not re.search("[$`<]", text)}
     return None
 
 

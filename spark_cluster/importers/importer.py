@@ -514,11 +514,7 @@ def _volume(parts: Parts, volume: Volume, launch: Launch) -> None:
         return
     if PACKAGE.search(target):
         _patch(parts, volume, written, launch)
-    elif (
-        HUB_CACHE.search(volume.source)
-        or _CACHE_FOLDER.search(target)
-        or _holds_a_cache(target, launch)
-    ):
+    elif HUB_CACHE.search(volume.source) or _holds_a_cache(target, launch):
         parts.leave(written, "models and caches have folders of their own on each node")
     elif target == "/tmp":  # noqa: S108  (of the container)
         parts.leave(written, "the container has a /tmp of its own")
@@ -546,10 +542,11 @@ def _volume(parts: Parts, volume: Volume, launch: Launch) -> None:
 
 
 def _holds_a_cache(target: str, launch: Launch) -> bool:
-    """Return whether a variable puts a cache into a folder that the container sees."""
+    """Return whether a folder of the container has a cache, by its name or by a variable."""
     known = (*CACHES, *table("launch_reasons", "importers")["hub_caches"])
     named = [launch.env[name] for name in known if name in launch.env]
-    return any(path == target or path.startswith(f"{target}/") for path in named)
+    known_by_name = bool(_CACHE_FOLDER.search(target))
+    return known_by_name or any(f"{path}/".startswith(f"{target}/") for path in named)
 
 
 def _model_folder(parts: Parts, volume: Volume, written: str) -> None:

@@ -11,7 +11,7 @@ import re
 import stat
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -64,10 +64,12 @@ class KitFolder:
     Args:
         root: the folder, as an absolute path.
         preset: the file of variables that was chosen in place of the kit's own.
+        room: what may be read to find out how its files call one another.
     """
 
     root: Path
     preset: Path | None = None
+    room: ValueRoom = field(default_factory=ValueRoom)
 
     def path(self, name: str, beside: Path | None = None) -> Path | None:
         """Return a regular file of the kit by its name; None for anything else.
@@ -133,8 +135,9 @@ class KitFolder:
     @cached_property
     def readme(self) -> str:
         """The text of its README and, behind it, of its quick start; empty without them."""
-        root = [path for path in self.files if path.parent == self.root]
-        guides = [path for path in root if _GUIDE.fullmatch(path.name)]
+        guides = [
+            one for one in self.files if one.parent == self.root and _GUIDE.fullmatch(one.name)
+        ]
         return "\n".join(map(self.text, reversed(guides)))
 
     @cached_property
@@ -143,16 +146,11 @@ class KitFolder:
         return [code for _, code in code_blocks(self.readme)]
 
     @cached_property
-    def scripts(self) -> dict[Path, str]:
-        """The first scripts with their texts; none of a kit with longer ones."""
+    def scripts(self) -> dict[str, str]:
+        """The first scripts with their texts, by their names; none of a kit with longer ones."""
         paths = islice((path for path in self.files if SCRIPT.fullmatch(path.name)), MOST_TRIED)
-        found = {path: self.text(path) for path in paths}
+        found = {str(path.relative_to(self.root)): self.text(path) for path in paths}
         return found if sum(map(len, found.values())) <= MOST_TEXT else {}
-
-    @cached_property
-    def room(self) -> ValueRoom:
-        """What may be read to find out how its files call one another."""
-        return ValueRoom()
 
     @cached_property
     def _by_name(self) -> dict[str, list[Path]]:
@@ -175,15 +173,20 @@ class KitFolder:
         """Return the file from which people make the `.env` of a file of the kit: one with a word
         of its name; an example; one that the README names; the nearest one."""
         places, words = [path.parent, self.root, self.root / "config"], _WORDS.findall(path.name)
-        said = {one.rpartition("/")[2]: at for at, one in reversed([*enumerate(self._named)])}
-        found: dict[Path, tuple[bool, bool, bool, int, int]] = {}
+        at = {one.rpartition("/")[2]: at for at, one in reversed([*enumerate(self._named)])}
+        found: dict[Path, tuple[bool, bool, bool, int, int | None]] = {}
         for file, name in self.presets.items():
             own, folder = Path(name).name, (self.root / name).parent
             if "worker" not in own and (folder in places or name in self._named):
                 apart = set(words).isdisjoint(_WORDS.findall(own))
                 place = places.index(folder) if folder in places else len(places)
-                rank = apart, not EXAMPLE.fullmatch(own), own not in said, place, said.get(own, 0)
-                found[file] = rank
+                found[file] = (
+                    apart,
+                    not EXAMPLE.fullmatch(own),
+                    own not in at,
+                    place,
+                    at.get(own, 0),
+                )
         return min(found, key=found.__getitem__, default=None)
 
     @cached_property

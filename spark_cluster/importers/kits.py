@@ -22,7 +22,7 @@ from spark_cluster.importers.compose import take_dockerfile
 from spark_cluster.importers.docker_run import DockerRun
 from spark_cluster.importers.expansion import Variables, expand, read_env
 from spark_cluster.importers.importer import SCRIPT, Choice, Given, Left, Source
-from spark_cluster.importers.kitfiles import EXAMPLE, PRESET, KitFolder
+from spark_cluster.importers.kitfiles import DEEPEST, EXAMPLE, PRESET, KitFolder
 from spark_cluster.importers.servers import SeveralServers, chosen, leads_to, likely_of, several
 from spark_cluster.importers.shell import split
 from spark_cluster.importers.vllm_recipes import spark_commands
@@ -34,9 +34,6 @@ Read = Callable[[Given, Choice], Source]
 
 MOST_SOURCED = 20
 """Files that a script reads variables from; those beyond are not seen."""
-
-MOST_CALLS = 3
-"""Scripts that call one another."""
 
 MOST_SAID = 8
 """Files of variables that a note names."""
@@ -193,13 +190,12 @@ def _given(kit: KitFolder, path: Path) -> Given:
     instead = [file for file, why in files.items() if why and kit.preset is None]
     for file in instead:
         _collect(kit.text(file), variables)
-    called, caller = _called(kit, path, MOST_CALLS)
+    called, caller = _called(kit, path, DEEPEST)
     if called:
         variables.values |= called
         notes.append(f"{path.name} is read as {caller} calls it: {', '.join(called)}")
-    for file in files:
-        if file not in instead:
-            _collect(kit.text(file), variables)
+    for file in [one for one in files if one not in instead]:
+        _collect(kit.text(file), variables)
     values = {name: value for name, value in variables.values.items() if value is not None}
     exported = {**variables.exported, **dict.fromkeys(called)}
     return Given(path, kit.root, values, notes=notes, exported=exported)
@@ -208,10 +204,10 @@ def _given(kit: KitFolder, path: Path) -> Given:
 def _called(kit: KitFolder, path: Path, most: int) -> tuple[dict[str, str], str]:
     """Return the variables with which a document of the kit calls a script first, or the script to
     which its README leads; and the name of the caller."""
-    texts = [("README.md", code) for code in kit.commands if path.name in code]
-    naming = [one for one, text in kit.scripts.items() if path.name in text and one != path]
-    led = leads_to(kit, kit.readme, [str(one.relative_to(kit.root)) for one in naming])
-    texts += [(led, kit.scripts[kit.root / led])] if led and most else []
+    texts = [("its guide", code) for code in kit.commands if path.name in code]
+    naming = [at for at, text in kit.scripts.items() if path.name in text and kit.root / at != path]
+    led = leads_to(kit, kit.readme, naming)
+    texts += [(led, kit.scripts[led])] if led and most else []
     for name, text in texts:
         with suppress(UsageError):  # no shell text
             kit.room.take(len(text))
@@ -344,10 +340,10 @@ def _name_by_scripts(kit: KitFolder, source: Source) -> None:
     """Give a model that is a folder the repository that a script of the kit names."""
     if not is_path(source.launch.model):
         return
-    for path, text in kit.scripts.items():
+    for name, text in kit.scripts.items():
         if source.repository:
             return
-        variables = Variables({**_given(kit, path).variables})
+        variables = Variables({**_given(kit, kit.root / name).variables})
         _collect(text, variables)
         commandline.name_model(source, variables)
 

@@ -57,8 +57,7 @@ def chosen(found: Mapping[str, Source], likely: Sequence[Sequence[str]], where: 
     if name:
         return name
     chats = [name for name, one in found.items() if one.launch.kind == "chat"]
-    depth = min(name.count("/") for name in found)
-    shallow = [name for name in found if name.count("/") == depth]
+    shallow = [name for name in found if name.count("/") == next(iter(found)).count("/")]
     known = [name for name, one in found.items() if "$" not in one.launch.model]
     for names in (*likely, known, shallow, chats):
         server = same_server([found[name] for name in names]) if names else None
@@ -90,14 +89,13 @@ def likely_of(kit: KitFolder, found: Mapping[str, Source]) -> list[list[str]]:
 def leads_to(kit: KitFolder, text: str, found: Iterable[str]) -> str:
     """Return the file of these that a text names first; else the one to which the files lead that
     it names, and those that they name; empty where there is none."""
-    names, seen, texts = {(kit.root / name).resolve(): name for name in found}, set[Path](), [text]
+    names, texts = {(kit.root / name).resolve(): name for name in found}, [text]
     for _ in range(DEEPEST):
         words = (word for one in texts for word in islice(_NAMED.findall(one), MOST_NAMED))
         files = dict.fromkeys(file for word in words if (file := kit.named(word)))
         if known := next((names[file] for file in files if file in names), ""):
             return known
-        texts = [kit.text(file) for file in files if file not in seen][:MOST_FOLLOWED]
-        seen |= files.keys()
+        texts = [kit.text(file) for file in islice(files, MOST_FOLLOWED)]
     return ""
 
 
