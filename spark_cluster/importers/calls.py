@@ -244,8 +244,8 @@ def call_of(text: str, name: str, variables: Variables) -> dict[str, str] | None
             exported |= _assignments(rest[1:])[1]
         program = rest[1:] if rest and _SHELLS.fullmatch(rest[0].text) else rest
         if command.runs and program and program[0].text.rpartition("/")[2] == name:
-            given = {**exported, **env}
-            return {one: text for one, text in given.items() if not re.search("[$`<]", text)}
+            left, given = "".join(command.left_out), {**exported, **env}
+            return {one: got for one, got in given.items() if not re.search("[$`<]", got or left)}
     return None
 
 

@@ -49,7 +49,7 @@ _STARTS = re.compile(r"(?:start|run|serve|launch|up)\b[\w.-]*")
 _BEGINS = re.compile(r"(?m)^[ \t]*(?:docker run|vllm serve|python3? -m)\b")
 _DOTENV = re.compile(r"(?<![\w}])\.env\b")
 _SOURCED = re.compile(
-    r"(?m)(?:(?:^|[;&{]|\s)(?:source|\.)[ \t]+[\"']?|^(?:EnvironmentFile=|-?include[ \t]+)-?)"
+    r"(?m)(?:(?:^|[;&{'\"]|\s)(?:source|\.)[ \t]+[\"']?|^(?:EnvironmentFile=|-?include[ \t]+)-?)"
     r"([\w./${}:-]+)"
 )
 _FOLDER = re.compile(r"^\$(?:\w+|\{\w+\})/")
