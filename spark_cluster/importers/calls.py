@@ -114,9 +114,7 @@ def find_all(
     found = Launches(notes=notes)
     named = filter(_OF_ENGINES.match, variables.exported)
     exported = {name: value for name in named if (value := variables.values.get(name))}
-    for command in commands:
-        if command.runs is False:
-            continue
+    for command in [one for one in commands if one.runs is not False]:
         program = identify(command.words, variables)
         if program.kind == "export" or (program.kind == "assigned" and not script):
             exported |= program.env

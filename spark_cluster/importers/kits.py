@@ -236,6 +236,7 @@ def _sourced(text: str) -> dict[str, bool]:
 def _files_of_variables(kit: KitFolder, path: Path, names: Mapping[str, bool]) -> dict[Path, str]:
     """The files of these names, and why it is that one where it could be another."""
     files: dict[Path, str] = {}
+    example = kit.example(path) if names else None
     for name, by_user in names.items():
         file, why = kit.path(name, path.parent) or kit.named(name), ""
         if by_user or (file is None and name.endswith(".env")):
@@ -246,7 +247,7 @@ def _files_of_variables(kit: KitFolder, path: Path, names: Mapping[str, bool]) -
                 if by_user
                 else f"there is no {name}"
             )
-            file = file or kit.example(path)
+            file = file or example
         if file is not None and file != path.resolve():
             files.setdefault(file, f"{why}: " if why else "")
     if kit.preset is not None:
