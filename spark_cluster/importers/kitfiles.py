@@ -34,9 +34,8 @@ EXAMPLE = re.compile(r"\.?[\w.-]*env[\w.-]*(?:example|sample|template)")
 PRESET = re.compile(rf"{EXAMPLE.pattern}|[\w.-]+\.env|\.env\.[\w-]+")
 """Names of files that people copy to `.env`, and of every file of variables but `.env` itself."""
 
-_HEADING = re.compile(r"(#+)\s+(.*)")
 _GUIDE = re.compile(r"(?:readme|quick-?start)\.md", re.IGNORECASE)
-_FENCE = re.compile(r"\s*(```|~~~)")
+_HEADING, _FENCE = re.compile(r"(#+)\s+(.*)"), re.compile(r"\s*(```|~~~)")
 _NAMES, _WORDS = re.compile(r"[\w.-][\w./-]*"), re.compile(r"[a-z0-9]+")
 
 

@@ -52,6 +52,7 @@ _SOURCED = re.compile(
     r"(?m)(?:(?:^|[;&{'\"]|\s)(?:source|\.)[ \t]+[\"']?|^(?:EnvironmentFile=|-?include[ \t]+)-?)"
     r"([\w./${}:-]+)"
 )
+_BUILT_AS = re.compile(r"docker build\b[^\n|;&]{0,300}?(?:-t|--tag)[ =]+[\"']?([\w./:-]+)")
 _FOLDER = re.compile(r"^\$(?:\w+|\{\w+\})/")
 
 
@@ -290,7 +291,8 @@ def _finish(kit: KitFolder, source: Source, tiers: list[list[Path]]) -> None:
     built = [one for one in kit.files if one.name.startswith("Dockerfile")]
     said = any(left.what.startswith("build of") for left in source.left_out)
     local = launch.image and "/" not in launch.image and not launch.dockerfile
-    if local and not said and len(built) == 1:
+    tags = _BUILT_AS.findall("\n".join([kit.readme, *kit.scripts.values()]))
+    if local and not said and len(built) == 1 and (launch.image in tags or not tags):
         take_dockerfile(source, kit.text(built[0]), built[0].name, {})
     _name_by_scripts(kit, source)
     _carry_files(kit, source, path.parent)
