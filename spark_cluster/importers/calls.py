@@ -31,6 +31,7 @@ _FUNCTION = re.compile(
     r"function[ \t]+([\w-]+)[ \t]{0,9}(?:\([ \t]*\))?)[ \t]{0,9}\n?[ \t]{0,9}\{"
 )
 _GIVEN = re.compile(r"\$\{?[@*1-9]")
+_OF_ENGINES = re.compile(r"(?:VLLM|SGLANG|NCCL|TORCH|PYTORCH|CUDA|TRITON|FLASHINFER|RAY|HF)_")
 # Characters of a function that is looked into wherever it is called, and room that a call takes.
 _SHORT = 500
 
@@ -111,10 +112,9 @@ def find_all(
     variables.functions = {**variables.functions, **_functions(text, line)}
     commands, notes = split(text, line, variables)
     found = Launches(notes=notes)
-    exported: dict[str, str] = {}
-    for command in commands:
-        if command.runs is False:
-            continue
+    named = filter(_OF_ENGINES.match, variables.exported)
+    exported = {name: value for name in named if (value := variables.values.get(name))}
+    for command in [one for one in commands if one.runs is not False]:
         program = identify(command.words, variables)
         if program.kind == "export" or (program.kind == "assigned" and not script):
             exported |= program.env
@@ -152,10 +152,12 @@ def _functions(text: str, line: int) -> dict[str, Word]:
 
 def _leave_bodies(programs: list[ProgramCall], variables: Variables) -> None:
     """Leave out what functions start by themselves that are called: the call has the words."""
-    called = {one.function for one in programs if one.function}
-    bodies = [variables.functions[name] for name in called if name in variables.functions]
-    spans = [range(one.line, one.line + one.text.count("\n") + 1) for one in bodies]
-    programs[:] = [one for one in programs if not any(one.line in span for span in spans)]
+    bodies = variables.functions.items()
+    spans = {name: range(one.line, one.line + one.text.count("\n") + 1) for name, one in bodies}
+    # Where a function is written its name stands like a call of it.
+    programs[:] = [one for one in programs if one.line not in spans.get(one.function, ())]
+    called = [spans[one.function] for one in programs if one.function in spans]
+    programs[:] = [one for one in programs if not any(one.line in span for span in called)]
 
 
 def _of_function(rest: list[Word], variables: Variables) -> ProgramCall | None:
@@ -226,6 +228,25 @@ def find(text: str, line: int = 1, variables: Variables | None = None) -> Progra
     return _within(programs[0], found)
 
 
+def call_of(text: str, name: str, variables: Variables) -> dict[str, str] | None:
+    """Return the variables with which a text calls a script of this name first; None where it does
+    not call it.
+
+    Raises:
+        UsageError: it is no shell text.
+    """
+    exported: dict[str, str] = {}
+    for command in split(text, 1, variables)[0]:
+        rest, env, _ = _unwrapped(command.words)
+        if rest and rest[0].text == "export":
+            exported |= _assignments(rest[1:])[1]
+        program = rest[1:] if rest and _SHELLS.fullmatch(rest[0].text) else rest
+        if command.runs and program and program[0].text.rpartition("/")[2] == name:
+            left, given = "".join(command.left_out), {**exported, **env}
+            return {one: got for one, got in given.items() if not re.search("[$`<]", got or left)}
+    return None
+
+
 def several(lines: list[int]) -> UsageError:
     """Return the error that a text has several launches, on these lines."""
     where = [f"line {line}" for line in lines]
@@ -277,7 +298,7 @@ def _docker(rest: list[Word], variables: Variables) -> ProgramCall | None:
         return ProgramCall("docker", rest[2:])
     runs = _begins(rest[1:], "exec") or _begins(rest[1:], "compose")
     for at in range(2, min(len(rest), _EXEC_WORDS) if runs else 0):
-        inside = identify(rest[at:], variables.inside(len(rest)))
+        inside = identify(rest[at:], replace(variables.inside(len(rest)), contained=True))
         if inside.kind in SERVERS:
             plain = [word.text for word in rest[2:at] if "=" not in word.text and word.text != "-e"]
             inside.left_out.append(f"docker exec {' '.join(plain)}")

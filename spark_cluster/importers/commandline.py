@@ -17,31 +17,10 @@ from spark_cluster.config.recipe_schema import EngineValue, inferred_kind
 from spark_cluster.config.yamlfile import described, shown
 from spark_cluster.config.yamlfile import parse as parse_yaml
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.importers import vllm_flags
-from spark_cluster.importers.calls import (
-    EXPECTED,
-    SERVERS,
-    Launches,
-    ProgramCall,
-    begin,
-    commands_of,
-    find_all,
-    identify,
-    no_launch,
-    several,
-)
+from spark_cluster.importers import calls, importer, vllm_flags
 from spark_cluster.importers.docker_run import DockerRun, docker_run
 from spark_cluster.importers.expansion import ValueRoom, Variables, Word, read_env
-from spark_cluster.importers.importer import (
-    MAKEFILE,
-    SCRIPT,
-    Choice,
-    Given,
-    Left,
-    Source,
-    folder_on_node,
-    no_choice,
-)
+from spark_cluster.importers.importer import MAKEFILE, SCRIPT, Choice, Given, Left, Source
 from spark_cluster.importers.kitfiles import KitFolder
 from spark_cluster.importers.servers import same_server
 from spark_cluster.models import naming
@@ -58,6 +37,10 @@ _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
 # Of a unit of systemd: what it starts, with continued lines, and variables for it.
 _UNIT = re.compile(r"(?m)^ExecStart=[-:@+!]* ?(\S(?:.*\\\n)*.*)")
 _VARIABLES = re.compile(r"(?m)^Environment=(.*)")
+
+_WITHIN = ("mtp", "dspark")
+"""Drafters whose weights are part of the model's own, and endings of their former names, such as
+`deepseek_mtp` (vllm/config/speculative.py)."""
 
 _PROGRAMS = {
     "serve": "vllm serve",
@@ -83,8 +66,9 @@ class CommandFile:
         return bool(_COMMAND.search(text))
 
     def read(self, given: Given, choice: Choice) -> Source:
-        no_choice(choice)
-        variables = Variables({**given.variables}, script=kit_of(given).script)
+        importer.no_choice(choice)
+        passed, script = {**given.exported}, kit_of(given).script
+        variables = Variables({**given.variables}, script=script, exported=passed)
         try:
             text, unit = given.text, None if is_script(given) else _UNIT.search(given.text)
             if MAKEFILE.fullmatch(given.path.name):
@@ -195,9 +179,9 @@ def read(
     if _CONTROL.search(text):
         raise UsageError("this is not text; expected a command line")
     variables = Variables() if variables is None else variables
-    found = find_all(text, variables=variables, script=script)
+    found = calls.find_all(text, variables=variables, script=script)
     if script and not found.programs:
-        raise UsageError("no command in it starts vLLM, SGLang or a container", hint=EXPECTED)
+        raise UsageError("no command in it starts vLLM, SGLang or a container", hint=calls.EXPECTED)
     source = _one(found, origin, variables)
     source.notes[:0] = found.notes
     source.left_out += _around(found, script=script)
@@ -215,10 +199,12 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 def name_model(source: Source, variables: Variables) -> None:
     """Give a model that is a folder its repository, where one variable names one."""
     launch = source.launch
+    folder = importer.folder_on_node(launch.volumes, launch.model).lower()
     named = {
         value
         for name, value in variables.values.items()
         if value and _NAMES_A_MODEL.fullmatch(name) and _REPOSITORY.fullmatch(value)
+        if f"/{value.rpartition('/')[2].lower()}-" not in folder  # it is another build
     }
     if naming.is_path(launch.model) and len(named) == 1:
         source.repository = named.pop()
@@ -233,7 +219,7 @@ def name_model(source: Source, variables: Variables) -> None:
         )
 
 
-def _one(found: Launches, origin: str, variables: Variables) -> Source:
+def _one(found: calls.Launches, origin: str, variables: Variables) -> Source:
     """The one server that the launches of a text start.
 
     Raises:
@@ -253,10 +239,10 @@ def _one(found: Launches, origin: str, variables: Variables) -> Source:
         except UsageError as error:
             errors.append(error)
     if not sources:
-        raise errors[-1] if errors else no_launch(found.others)
+        raise errors[-1] if errors else calls.no_launch(found.others)
     server = same_server(sources)
     if server is None:
-        raise several([program.line for program in found.programs][: len(sources)])
+        raise calls.several([program.line for program in found.programs][: len(sources)])
     staying = [one for one in containers if _stays(one)]
     if staying and not server.launch.image:
         put_into(server, staying[0])
@@ -269,12 +255,12 @@ def read_docker(words: list[Word], origin: str, variables: Variables) -> Source:
     Raises:
         UsageError: it starts no engine, or an argument is wrong.
     """
-    program = ProgramCall("docker", words)
+    program = calls.ProgramCall("docker", words)
     return _contained(program, docker_run(words), origin, variables)
 
 
 def _contained(
-    program: ProgramCall, container: DockerRun, origin: str, variables: Variables
+    program: calls.ProgramCall, container: DockerRun, origin: str, variables: Variables
 ) -> Source:
     """The server that a container starts."""
     _take_env_files(container, variables)
@@ -308,7 +294,7 @@ def containers_of(given: Given) -> list[DockerRun]:
     containers = []
     with contextlib.suppress(UsageError):
         variables = Variables({**given.variables}, script=kit_of(given).script)
-        found = find_all(given.text, variables=variables, script=True)
+        found = calls.find_all(given.text, variables=variables, script=True)
         containers = [docker_run(one.words) for one in found.programs if one.kind == "docker"]
     return [one for one in containers if _stays(one)]
 
@@ -342,11 +328,11 @@ _READS = ("source", ".")
 _UNKNOWN = "flags and variables of that file are missing; give the command with --command"
 
 
-def _around(found: Launches, *, script: bool) -> list[Left]:
+def _around(found: calls.Launches, *, script: bool) -> list[Left]:
     """The commands that are no launch; those of a long script by their names."""
     why = "it is not part of the launch"
-    texts = [begin(words) for words in found.others if words]
-    texts = [*commands_of(found)] if script else texts
+    texts = [calls.begin(words) for words in found.others if words]
+    texts = [*calls.commands_of(found)] if script else texts
     read = [words[1].text for words in found.others if len(words) > 1 and words[0].text in _READS]
     elsewhere = [
         Left(f"settings of {name}", "only the shell knows which file it is", _UNKNOWN)
@@ -368,7 +354,7 @@ def in_image(launch: Launch, reference: str) -> Launch:
     return replace(launch, image=image, digest=digest, vllm=naming.version_in(image))
 
 
-def _inside(container: DockerRun, variables: Variables) -> ProgramCall:
+def _inside(container: DockerRun, variables: Variables) -> calls.ProgramCall:
     """The program that the container runs."""
     words, line = container.words, container.image.line
     entrypoint = container.options.get("entrypoint")
@@ -381,15 +367,15 @@ def _inside(container: DockerRun, variables: Variables) -> ProgramCall:
         variables.defaulted,
         room=variables.room,
         depth=variables.depth,
-        script=lambda path: variables.script(folder_on_node(container.volumes, path)),
+        script=lambda path: variables.script(importer.folder_on_node(container.volumes, path)),
         contained=True,
     )
-    program = identify(words, inner)
+    program = calls.identify(words, inner)
     serves = container.image.text.partition(":")[0].partition("@")[0]
     by_itself = serves.removeprefix("docker.io/") in table("images")["serves_by_itself"]
     if program.kind == "other" and words[:1] and words[0].text == "serve":
-        return ProgramCall("serve", words[1:])  # after the entry point `vllm`
-    if program.kind in SERVERS:
+        return calls.ProgramCall("serve", words[1:])  # after the entry point `vllm`
+    if program.kind in calls.SERVERS:
         if by_itself and not entrypoint and words[:1] and words[0].text == "vllm":
             program.given_twice = True
             program.notes.append(
@@ -399,7 +385,9 @@ def _inside(container: DockerRun, variables: Variables) -> ProgramCall:
     return _by_entrypoint(container, words, by_itself=by_itself)
 
 
-def _by_entrypoint(container: DockerRun, words: list[Word], *, by_itself: bool) -> ProgramCall:
+def _by_entrypoint(
+    container: DockerRun, words: list[Word], *, by_itself: bool
+) -> calls.ProgramCall:
     """The program that an entry point starts of which only the words are known.
 
     Raises:
@@ -409,7 +397,7 @@ def _by_entrypoint(container: DockerRun, words: list[Word], *, by_itself: bool) 
     given = words[1:] if entrypoint else words
     flags = any(word.text.startswith("--") for word in given)
     if flags and _REPOSITORY.fullmatch(given[0].text):
-        program = ProgramCall("serve", given)
+        program = calls.ProgramCall("serve", given)
         if entrypoint:
             text = f"{words[0].text}: not known here; its words are read as those of `vllm serve`"
             program.notes.append(text)
@@ -417,20 +405,20 @@ def _by_entrypoint(container: DockerRun, words: list[Word], *, by_itself: bool) 
     names_one = any(word.text.partition("=")[0] in ("--model", "--model-path") for word in words)
     if words and not entrypoint and (by_itself or (names_one and words[0].text.startswith("-"))):
         # The image's own entry point: `vllm serve`, or the Python module before 0.11.
-        return ProgramCall("serve", words)
+        return calls.ProgramCall("serve", words)
     if not words:
         raise container.image.wrong(
             f"nothing follows the image {container.image.text}: no model to serve",
             "expected `--model MODEL` or `vllm serve MODEL`",
         )
     raise words[0].wrong(
-        f"the container does not start vLLM: found '{begin(words)}'",
+        f"the container does not start vLLM: found '{calls.begin(words)}'",
         "expected `vllm serve MODEL ...` or `--model MODEL ...` after the image",
     )
 
 
 def _source(
-    program: ProgramCall, container: DockerRun, origin: str, variables: Variables
+    program: calls.ProgramCall, container: DockerRun, origin: str, variables: Variables
 ) -> Source:
     engine = "sglang" if program.kind == "sglang" else engines.DEFAULT
     flags = _flags(program, engine, variables)
@@ -453,7 +441,7 @@ def _source(
         env=program.env,
         volumes=tuple(container.volumes),
         docker=container.options,
-        drafter=_drafter(args),
+        drafter=_drafter(args, model),
         tp=tp,
         nodes=max(ranks, _size(args, "nnodes")),
         # vLLM joins nodes by itself then (vllm/config/parallel.py).
@@ -471,7 +459,7 @@ def _source(
     return Source(launch, origin=origin, left_out=left, notes=[*program.notes, *flags.notes])
 
 
-def _flags(program: ProgramCall, engine: str, variables: Variables) -> vllm_flags.Flags:
+def _flags(program: calls.ProgramCall, engine: str, variables: Variables) -> vllm_flags.Flags:
     """The flags of a command, and those of a file of the kit that `--config FILE` names, of which
     those of the command count (vllm/utils/argparse_utils.py)."""
     texts = [word.text for word in program.words]
@@ -490,7 +478,7 @@ def _flags(program: ProgramCall, engine: str, variables: Variables) -> vllm_flag
     return vllm_flags.read(program.words, title, engine, last_counts=last)
 
 
-def _model(flags: vllm_flags.Flags, program: ProgramCall) -> str:
+def _model(flags: vllm_flags.Flags, program: calls.ProgramCall) -> str:
     """The model, from `--model` or as the first word; the flag is taken out.
 
     Raises:
@@ -499,7 +487,7 @@ def _model(flags: vllm_flags.Flags, program: ProgramCall) -> str:
     named = flags.args.pop("model", None) or flags.args.pop("model-path", None)
     first = next(iter(program.words), Word("", 1))
     given = [*([Word(str(named), first.line)] if named is not None else []), *flags.positional]
-    for word in [one for one in given[1:] if one.text.startswith("$")]:
+    for word in [one for one in given[1:] if vllm_flags.LATER.match(one.text)]:
         given.remove(word)
         program.left_out.append(f"{word.text}: only the shell knows which flags it has")
     if not given:
@@ -528,9 +516,12 @@ def _hints(model: str, args: dict[str, EngineValue], volumes: list[Volume]) -> t
     return (*hints, *map(str, names))
 
 
-def _drafter(args: dict[str, EngineValue]) -> str | None:
+def _drafter(args: dict[str, EngineValue], model: str) -> str | None:
     config: Any = args.get("speculative-config")
     if isinstance(config, dict) and isinstance(config.get("model"), str):
+        if config["model"] == model and str(config.get("method")).endswith(_WITHIN):
+            del config["model"]  # as vLLM takes it where no model is given
+            return None
         return str(config["model"])
     for flag in ("spec-model", "speculative-model", "speculative-draft-model-path"):
         if flag in args:

@@ -259,7 +259,7 @@ def _server(file: ComposeFile, variant: str) -> Source:
             refused[name] = error
     if not sources:
         raise _no_server(file, refused)
-    chose = chosen(sources, [], file.source.where(("services",)))
+    chose = chosen(sources, (), file.source.where(("services",)))
     server = sources[chose]
     server.left_out += [
         Left(f"services.{name}", f"it does not start an engine: {shortened(error.message)}")

@@ -115,6 +115,7 @@ class Variables:
         depth: shells around this one.
         script: gives the text of a kit's script by its path; empty without one.
         contained: the commands run in a container, where the kit's scripts are followed.
+        exported: names that files of variables, or those who call a script, pass on.
         functions: bodies of a script's functions that pass on what they are given.
     """
 
@@ -126,6 +127,7 @@ class Variables:
     depth: int = 0
     script: Callable[[str], str] = lambda _path: ""
     contained: bool = False
+    exported: dict[str, None] = field(default_factory=dict)
     functions: dict[str, Word] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -231,9 +233,9 @@ def _parameter(body: str, variables: Variables, depth: int) -> str | None:
         return expand(word, variables, depth + 1) if kind.endswith("+") else value
     if kind.endswith("+"):
         return ""
-    default = expand(word, variables, depth + 1)
-    if kind.endswith("?") or _COMMAND.search(default):
-        return None
+    default = f"${{{name}}}" if kind.endswith("?") else expand(word, variables, depth + 1)
+    if kind.endswith("?") or _COMMAND.search(default):  # whose message is no word of the command
+        return default if kind.endswith("?") else None
     if kind.endswith("="):
         variables.set(name, default)
     variables.defaulted[name] = None

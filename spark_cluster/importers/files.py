@@ -379,9 +379,9 @@ def slug(text: str) -> str:
 def _named(launch: Launch) -> str:
     if not is_path(launch.model):
         return launch.model
-    if cached := HUB_CACHE.search(launch.model):
-        return cached[2]
-    return folder_on_node(launch.volumes, launch.model)
+    folder = folder_on_node(launch.volumes, launch.model)
+    cached = HUB_CACHE.search(launch.model) or HUB_CACHE.search(folder)
+    return cached[2] if cached else folder
 
 
 def _model(parts: Parts, source: Source, given: str | None) -> dict[str, Any]:

@@ -27,11 +27,17 @@ from spark_cluster.config.schema import UNMOUNTABLE, VARIABLE, Hidden, printed
 from spark_cluster.config.secret import is_secret, is_secret_setting, looks_secret
 from spark_cluster.config.yamlfile import Sourced, load
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.models.naming import table
+from spark_cluster.models.naming import HUB_CACHE, table
 
 # Names of files whose rules are commands, and of all that are read as scripts.
 MAKEFILE = re.compile(r"(?:gnu)?makefile|justfile|[\w.-]+\.(?:mk|just)", re.IGNORECASE)
 SCRIPT = re.compile(rf".*\.(?:sh|bash)|{MAKEFILE.pattern}", re.IGNORECASE)
+
+MOST_TRIED = 50
+"""Files of a kit of each likelihood that are tried, and scripts; those beyond are not seen."""
+
+MOST_TEXT = 2_000_000
+"""Characters of all files that are tried; those beyond are not seen."""
 
 LARGEST_TEXT = 1 << 20
 """Characters of a file that is looked at as text."""
@@ -195,6 +201,7 @@ class Given:
         variables: that it may use, from files next to it.
         env: what stands for the `.env` of a compose file; the one next to it by default.
         notes: what was read for it with goodwill.
+        exported: names of variables that it passes on to what it starts.
     """
 
     path: Path
@@ -202,6 +209,7 @@ class Given:
     variables: Mapping[str, str] = field(default_factory=dict)
     env: Path | None = None
     notes: list[str] = field(default_factory=list)
+    exported: Mapping[str, None] = field(default_factory=dict)
 
     @cached_property
     def loaded(self) -> Sourced | InvalidFile:
@@ -282,12 +290,9 @@ class YamlImporter:
 # The mapping of each part of a launch to its place in a recipe, or the reason why it has none.
 
 _FLAG = re.compile(r"[A-Za-z][A-Za-z0-9]*(-[A-Za-z0-9.]+)*")
-_UNEXPANDED = re.compile(r"\$[A-Za-z_({]|\$\d|`")
+_UNEXPANDED = re.compile(r"\$[A-Za-z_({]|\$\d|`|%[A-Z_]+%")
 PACKAGE = re.compile(r"/(dist|site)-packages/.+\.\w+$")
 _CACHE_FOLDER = re.compile(r"/\.(cache|triton)(/|$)")
-
-_WITHIN = ("mtp", "dspark")
-"""Drafters whose weights are part of the model's own (vllm/config/speculative.py)."""
 
 _ONLY_THE_SHELL = "only the shell that runs it knows the value"
 _NEVER = "a secret is never written into a recipe; the laptop's HF_TOKEN downloads the model"
@@ -446,8 +451,6 @@ def _drafter(parts: Parts, args: dict[str, EngineValue], launch: Launch) -> None
     tokens = whole.pop("num_speculative_tokens", None)
     model = whole.pop("model", None)
     method = whole.pop("method", None) or _method(str(model or ""))
-    if model == launch.model and method in _WITHIN:  # as vLLM takes it where no model is given
-        model = None
     if not isinstance(tokens, int) or not 1 <= tokens <= 32:
         parts.leave(what, "the drafter's number of tokens (1 to 32) is not in it")
     elif not method:
@@ -460,6 +463,10 @@ def _drafter(parts: Parts, args: dict[str, EngineValue], launch: Launch) -> None
         if isinstance(model, str):
             node = folder_on_node(launch.volumes, model)
             drafter |= {"path": node} if node.startswith("/") else {"name": model}
+            if cached := HUB_CACHE.search(node):
+                drafter = {"method": method, "name": f"{cached[1]}/{cached[2]}"}
+                if "/" in node[cached.end() :].partition("/snapshots/")[2].rstrip("/"):
+                    parts.to_do.append(f"write where nodes have it under drafter.path: {model}")
         if "revision" in whole:
             drafter["revision"] = str(whole.pop("revision"))
         drafter["tokens"] = tokens
@@ -507,7 +514,7 @@ def _volume(parts: Parts, volume: Volume, launch: Launch) -> None:
         return
     if PACKAGE.search(target):
         _patch(parts, volume, written, launch)
-    elif _CACHE_FOLDER.search(target) or _holds_a_cache(target, launch):
+    elif HUB_CACHE.search(volume.source) or _holds_a_cache(target, launch):
         parts.leave(written, "models and caches have folders of their own on each node")
     elif target == "/tmp":  # noqa: S108  (of the container)
         parts.leave(written, "the container has a /tmp of its own")
@@ -535,10 +542,11 @@ def _volume(parts: Parts, volume: Volume, launch: Launch) -> None:
 
 
 def _holds_a_cache(target: str, launch: Launch) -> bool:
-    """Return whether a variable puts a cache into a folder that the container sees."""
+    """Return whether a folder of the container has a cache, by its name or by a variable."""
     known = (*CACHES, *table("launch_reasons", "importers")["hub_caches"])
     named = [launch.env[name] for name in known if name in launch.env]
-    return any(path == target or path.startswith(f"{target}/") for path in named)
+    known_by_name = bool(_CACHE_FOLDER.search(target))
+    return known_by_name or any(f"{path}/".startswith(f"{target}/") for path in named)
 
 
 def _model_folder(parts: Parts, volume: Volume, written: str) -> None:

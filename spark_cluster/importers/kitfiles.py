@@ -11,10 +11,13 @@ import re
 import stat
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
+from spark_cluster.importers.expansion import ValueRoom
+from spark_cluster.importers.importer import MOST_TEXT, MOST_TRIED, SCRIPT
 from spark_cluster.node import safe_paths
 from spark_cluster.node.values import ResourceError
 
@@ -31,6 +34,27 @@ EXAMPLE = re.compile(r"\.?[\w.-]*env[\w.-]*(?:example|sample|template)")
 PRESET = re.compile(rf"{EXAMPLE.pattern}|[\w.-]+\.env|\.env\.[\w-]+")
 """Names of files that people copy to `.env`, and of every file of variables but `.env` itself."""
 
+_GUIDE = re.compile(r"(?:readme|quick-?start)\.md", re.IGNORECASE)
+_HEADING, _FENCE = re.compile(r"(#+)\s+(.*)"), re.compile(r"\s*(```|~~~)")
+_NAMES, _WORDS = re.compile(r"[\w.-][\w./-]*"), re.compile(r"[a-z0-9]+")
+
+
+def code_blocks(guide: str) -> Iterator[tuple[str, str]]:
+    """Yield the headings above each block of code, and the code."""
+    headings: dict[int, str] = {}
+    code: list[str] | None = None
+    for line in guide.splitlines():
+        if _FENCE.match(line):
+            if code is not None:
+                yield ": ".join(headings[level] for level in sorted(headings)), "\n".join(code)
+            code = [] if code is None else None
+        elif code is not None:
+            code.append(line)
+        elif heading := _HEADING.match(line):
+            level = len(heading[1])
+            headings = {above: text for above, text in headings.items() if above < level}
+            headings[level] = heading[2].strip(" *#")
+
 
 @dataclass(frozen=True)
 class KitFolder:
@@ -39,10 +63,12 @@ class KitFolder:
     Args:
         root: the folder, as an absolute path.
         preset: the file of variables that was chosen in place of the kit's own.
+        room: what may be read to find out how its files call one another.
     """
 
     root: Path
     preset: Path | None = None
+    room: ValueRoom = field(default_factory=ValueRoom)
 
     def path(self, name: str, beside: Path | None = None) -> Path | None:
         """Return a regular file of the kit by its name; None for anything else.
@@ -97,11 +123,33 @@ class KitFolder:
     def script(self, name: str) -> str:
         """Return the text of a file by the path that it has in a container: a file of the kit
         itself, or the only one of this name, which the image has a copy of; empty for others."""
-        found = self.path(name)
-        if found is None:
-            named = self._by_name.get(name.rpartition("/")[2], [])
-            found = named[0] if len(named) == 1 else None
+        found = self.named(name)
         return self.text(found) if found else ""
+
+    def named(self, name: str) -> Path | None:
+        """Return a file by its path from the kit's top, else the only one of its name."""
+        alike = self._by_name.get(name.rpartition("/")[2], [])
+        return self.path(name) or (alike[0].resolve() if len(alike) == 1 else None)
+
+    @cached_property
+    def readme(self) -> str:
+        """The text of its README and, behind it, of its quick start; empty without them."""
+        guides = [
+            one for one in self.files if one.parent == self.root and _GUIDE.fullmatch(one.name)
+        ]
+        return "\n".join(map(self.text, reversed(guides)))
+
+    @cached_property
+    def commands(self) -> list[str]:
+        """The blocks of code of its README and quick start."""
+        return [code for _, code in code_blocks(self.readme)]
+
+    @cached_property
+    def scripts(self) -> dict[str, str]:
+        """The first scripts with their texts, by their names; none of a kit with longer ones."""
+        paths = islice((path for path in self.files if SCRIPT.fullmatch(path.name)), MOST_TRIED)
+        found = {str(path.relative_to(self.root)): self.text(path) for path in paths}
+        return found if sum(map(len, found.values())) <= MOST_TEXT else {}
 
     @cached_property
     def _by_name(self) -> dict[str, list[Path]]:
@@ -120,27 +168,30 @@ class KitFolder:
                 found.setdefault(path.resolve(), str(path.relative_to(self.root)))
         return found
 
-    def example(self, folder: Path) -> Path | None:
-        """Return the file from which people make the `.env` of a folder: the nearest one."""
-        places = (folder, self.root, self.root / "config")
-        return next((self._examples[place] for place in places if place in self._examples), None)
+    def example(self, path: Path) -> Path | None:
+        """Return the file from which people make the `.env` of a file of the kit: one with a word
+        of its name; an example; one that the README names; the nearest one."""
+        places, words = [path.parent, self.root, self.root / "config"], _WORDS.findall(path.name)
+        at = {one.rpartition("/")[2]: at for at, one in reversed([*enumerate(self._named)])}
+        found: dict[Path, tuple[bool, bool, bool, int, int | None]] = {}
+        for file, name in self.presets.items():
+            own, folder = Path(name).name, (self.root / name).parent
+            if "worker" not in own and (folder in places or name in self._named):
+                apart = set(words).isdisjoint(_WORDS.findall(own))
+                place = places.index(folder) if folder in places else len(places)
+                found[file] = (
+                    apart,
+                    not EXAMPLE.fullmatch(own),
+                    own not in at,
+                    place,
+                    at.get(own, 0),
+                )
+        return min(found, key=found.__getitem__, default=None)
 
     @cached_property
-    def _examples(self) -> dict[Path, Path]:
-        """The likeliest file of variables in each folder: an example, that of the first node, and
-        of several presets the one that the README names first."""
-        readme = self.path("README.md")
-        text = self.text(readme) if readme else ""
-
-        def rank(item: tuple[Path, str]) -> tuple[bool, int]:
-            name = Path(item[1]).name
-            return not EXAMPLE.fullmatch(name), text.find(name) % (1 << 62)
-
-        found: dict[Path, Path] = {}
-        for file, name in sorted(self.presets.items(), key=rank):
-            if "worker" not in Path(name).name:
-                found.setdefault((self.root / name).parent, file)
-        return found
+    def _named(self) -> dict[str, None]:
+        """What the README names that could be files, in its order."""
+        return dict.fromkeys(_NAMES.findall(self.readme))
 
     @cached_property
     def files(self) -> tuple[Path, ...]:

@@ -10,29 +10,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 from spark_cluster.config.recipe import is_for_models
 from spark_cluster.config.yamlfile import did_you_mean, shown
 from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
-from spark_cluster.importers import commandline
-from spark_cluster.importers.calls import LAUNCH
+from spark_cluster.importers import commandline, importer
+from spark_cluster.importers.calls import LAUNCH, call_of
 from spark_cluster.importers.compose import take_dockerfile
 from spark_cluster.importers.docker_run import DockerRun
 from spark_cluster.importers.expansion import Variables, expand, read_env
-from spark_cluster.importers.importer import (
-    PACKAGE,
-    SCRIPT,
-    Choice,
-    Given,
-    Left,
-    Source,
-    folder_on_node,
-    no_choice,
-)
-from spark_cluster.importers.kitfiles import EXAMPLE, PRESET, KitFolder
-from spark_cluster.importers.servers import SeveralServers, chosen, several
+from spark_cluster.importers.importer import SCRIPT, Choice, Given, Left, Source
+from spark_cluster.importers.kitfiles import DEEPEST, EXAMPLE, PRESET, KitFolder
+from spark_cluster.importers.servers import SeveralServers, chosen, leads_to, likely_of, several
 from spark_cluster.importers.shell import split
 from spark_cluster.importers.vllm_recipes import spark_commands
 from spark_cluster.models.naming import HUB_CACHE, is_path
@@ -40,12 +31,6 @@ from spark_cluster.node.output import counted
 
 Read = Callable[[Given, Choice], Source]
 """What reads one file of a kit."""
-
-MOST_TRIED = 50
-"""Files of each likelihood that are tried; those beyond are not seen."""
-
-MOST_TEXT = 2_000_000
-"""Characters of all files that are tried; those beyond are not seen."""
 
 MOST_SOURCED = 20
 """Files that a script reads variables from; those beyond are not seen."""
@@ -61,13 +46,13 @@ _TEXTS, _DEEP = 6, 8
 
 _COMPOSE = re.compile(r"(?:docker-)?compose(?!.*(?:override|sidecar))[\w.-]*\.ya?ml")
 _STARTS = re.compile(r"(?:start|run|serve|launch|up)\b[\w.-]*")
-_USUAL = re.compile(r"(?:docker-)?compose\.ya?ml|(?:start|run|serve|launch|up)\.sh")
 _BEGINS = re.compile(r"(?m)^[ \t]*(?:docker run|vllm serve|python3? -m)\b")
 _DOTENV = re.compile(r"(?<![\w}])\.env\b")
 _SOURCED = re.compile(
-    r"(?m)(?:(?:^|[;&{]|\s)(?:source|\.)[ \t]+[\"']?|^(?:EnvironmentFile=|-?include[ \t]+)-?)"
+    r"(?m)(?:(?:^|[;&{'\"]|\s)(?:source|\.)[ \t]+[\"']?|^(?:EnvironmentFile=|-?include[ \t]+)-?)"
     r"([\w./${}:-]+)"
 )
+_BUILT_AS = re.compile(r"docker build\b[^\n|;&]{0,300}?(?:-t|--tag)[ =]+[\"']?([\w./:-]+)")
 _FOLDER = re.compile(r"^\$(?:\w+|\{\w+\})/")
 
 
@@ -105,7 +90,7 @@ def read(folder: Path, choice: Choice, read_one: Read, origin: str = "") -> Sour
         raise _nothing(kit, failed, choice)
     if likely > _TEXTS and named is None:
         raise several("only documents have a command", found, shown(kit.root))
-    source = found[chosen(found, _usual(kit, found), shown(kit.root))]
+    source = found[chosen(found, likely_of(kit, found), shown(kit.root))]
     _finish(kit, source, tiers)
     where = (source.path or kit.root).relative_to(kit.root)
     source.origin = f"{origin or f'the kit {kit.root.resolve().name}'}: {where}"
@@ -142,7 +127,7 @@ class ReadmeFile:
         return _is_document(given.path, given.text)
 
     def read(self, given: Given, choice: Choice) -> Source:
-        no_choice(choice)
+        importer.no_choice(choice)
         found = spark_commands(given.text, anywhere=True)
         if not found:
             raise InvalidFile(
@@ -166,7 +151,7 @@ def _is_document(path: Path, text: str) -> bool:
 def _tiers(kit: KitFolder) -> list[list[Path]]:
     """The files that may say what is served, the likelier ones first."""
     tiers: list[list[Path]] = [[] for _ in range(_DEEP + 1)]
-    left = [MOST_TEXT, MOST_TEXT]  # documents have room of their own
+    left = [importer.MOST_TEXT, importer.MOST_TEXT]  # documents have room of their own
     for path in kit.files:
         below, text = path.parent != kit.root, kit.text(path)
         if _COMPOSE.fullmatch(path.name):
@@ -179,26 +164,10 @@ def _tiers(kit: KitFolder) -> list[list[Path]]:
             likely = _DEEP if below else _TEXTS + (path.stem.lower() != "readme")
         else:
             continue
-        if len(tiers[likely]) < MOST_TRIED and len(text) <= left[likely >= _TEXTS]:
+        if len(tiers[likely]) < importer.MOST_TRIED and len(text) <= left[likely >= _TEXTS]:
             tiers[likely].append(path)
             left[likely >= _TEXTS] -= len(text)
     return tiers
-
-
-def _usual(kit: KitFolder, found: Iterable[str]) -> list[str]:
-    """The file by whose name people start things; else the one that the kit's start script runs;
-    else the one that its README names first."""
-    usual = [name for name in found if _USUAL.fullmatch(Path(name).name)]
-    if len(usual) == 1:
-        return usual
-    root = [path for path in kit.files if path.parent == kit.root]
-    starts = [path for path in root if _USUAL.fullmatch(path.name)]
-    for path in [*starts, *(one for one in root if one.name.lower() == "readme.md")]:
-        text = kit.text(path)
-        places = {text.find(name): name for name in found if name in text and name != path.name}
-        if places:
-            return [places[min(places)]]
-    return usual
 
 
 def alone(path: Path) -> Given:
@@ -219,10 +188,35 @@ def _given(kit: KitFolder, path: Path) -> Given:
     if compose:
         return Given(path, kit.root, env=next(reversed(files), None), notes=notes)
     variables = Variables({"PWD": "."})
-    for file in files:
+    instead = [file for file, why in files.items() if why and kit.preset is None]
+    for file in instead:
+        _collect(kit.text(file), variables)
+    called, caller = _called(kit, path, DEEPEST)
+    if called:
+        variables.values |= called
+        notes.append(f"{path.name} is read as {caller} calls it: {', '.join(called)}")
+    for file in [one for one in files if one not in instead]:
         _collect(kit.text(file), variables)
     values = {name: value for name, value in variables.values.items() if value is not None}
-    return Given(path, kit.root, values, notes=notes)
+    exported = {**variables.exported, **dict.fromkeys(called)}
+    return Given(path, kit.root, values, notes=notes, exported=exported)
+
+
+def _called(kit: KitFolder, path: Path, most: int) -> tuple[dict[str, str], str]:
+    """Return the variables with which a document of the kit calls a script first, or the script to
+    which its README leads; and the name of the caller."""
+    texts = [("its guide", code) for code in kit.commands if path.name in code]
+    naming = [at for at, text in kit.scripts.items() if path.name in text and kit.root / at != path]
+    led = leads_to(kit, kit.readme, naming)
+    texts += [(led, kit.scripts[led])] if led and most else []
+    for name, text in texts:
+        with suppress(UsageError):  # no shell text
+            kit.room.take(len(text))
+            given = _called(kit, kit.root / led, most - 1)[0] if name == led else {}
+            found = call_of(text, path.name, Variables({"PWD": ".", **given}, room=kit.room))
+            if found is not None:
+                return {**given, **found}, name
+    return {}, ""
 
 
 def _sourced(text: str) -> dict[str, bool]:
@@ -243,8 +237,9 @@ def _sourced(text: str) -> dict[str, bool]:
 def _files_of_variables(kit: KitFolder, path: Path, names: Mapping[str, bool]) -> dict[Path, str]:
     """The files of these names, and why it is that one where it could be another."""
     files: dict[Path, str] = {}
+    example = kit.example(path) if names else None
     for name, by_user in names.items():
-        file, why = kit.path(name, path.parent) or kit.path(name), ""
+        file, why = kit.path(name, path.parent) or kit.named(name), ""
         if by_user or (file is None and name.endswith(".env")):
             if kit.preset is not None:
                 continue
@@ -253,7 +248,7 @@ def _files_of_variables(kit: KitFolder, path: Path, names: Mapping[str, bool]) -
                 if by_user
                 else f"there is no {name}"
             )
-            file = file or kit.example(path.parent)
+            file = file or example
         if file is not None and file != path.resolve():
             files.setdefault(file, f"{why}: " if why else "")
     if kit.preset is not None:
@@ -296,7 +291,8 @@ def _finish(kit: KitFolder, source: Source, tiers: list[list[Path]]) -> None:
     built = [one for one in kit.files if one.name.startswith("Dockerfile")]
     said = any(left.what.startswith("build of") for left in source.left_out)
     local = launch.image and "/" not in launch.image and not launch.dockerfile
-    if local and not said and len(built) == 1:
+    tags = _BUILT_AS.findall("\n".join([kit.readme, *kit.scripts.values()]))
+    if local and not said and len(built) == 1 and (launch.image in tags or not tags):
         take_dockerfile(source, kit.text(built[0]), built[0].name, {})
     _name_by_scripts(kit, source)
     _carry_files(kit, source, path.parent)
@@ -312,7 +308,7 @@ def _carry_files(kit: KitFolder, source: Source, folder: Path) -> None:
     for volume in source.launch.volumes:
         within = not volume.source.startswith(("/", "~", "$"))
         file = kit.path(volume.source, folder) or kit.path(volume.source) if within else None
-        if file is not None and PACKAGE.search(volume.target):
+        if file is not None and importer.PACKAGE.search(volume.target):
             source.files[volume.target] = kit.content(file)
         elif file is not None or (within and kit.has_folder(volume.source, folder)):
             written = f"-v {volume.source}:{volume.target}"
@@ -325,7 +321,7 @@ def _carry_files(kit: KitFolder, source: Source, folder: Path) -> None:
 def _leave_model_folder(source: Source) -> None:
     """Leave out the folder in which the kit's author has the model; the name of it may tell it."""
     launch = source.launch
-    folder = folder_on_node(launch.volumes, launch.model)
+    folder = importer.folder_on_node(launch.volumes, launch.model)
     name = folder.rstrip("/").rpartition("/")[2]
     cached = HUB_CACHE.search(launch.model) or HUB_CACHE.search(folder)
     if not is_path(launch.model) or is_for_models(folder) or "$" in name or cached:
@@ -347,13 +343,10 @@ def _name_by_scripts(kit: KitFolder, source: Source) -> None:
     """Give a model that is a folder the repository that a script of the kit names."""
     if not is_path(source.launch.model):
         return
-    scripts, left = (one for one in kit.files if SCRIPT.fullmatch(one.name)), MOST_TEXT
-    for path in islice(scripts, MOST_TRIED):
-        text = kit.text(path)
-        left -= len(text)
-        if source.repository or left < 0:
+    for name, text in kit.scripts.items():
+        if source.repository:
             return
-        variables = Variables({**_given(kit, path).variables})
+        variables = Variables({**_given(kit, kit.root / name).variables})
         _collect(text, variables)
         commandline.name_model(source, variables)
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.errors import InvalidFile
 from spark_cluster.importers.importer import Offer, Source
+from spark_cluster.importers.kitfiles import DEEPEST, KitFolder
+
+MOST_NAMED, MOST_FOLLOWED = 200, 20
+"""Names of files that are read in a text of a kit, and texts that are followed from them."""
+
+_USUAL = re.compile(r"(?:docker-)?compose\.ya?ml|(?:start|run|serve|launch|up)\.sh")
+_NAMED = re.compile(r"[\w./-]+\.(?:sh|bash|ya?ml)\b")
+_FAMILY = re.compile(r"(?:nvidia-)?([a-z]{2,})")
 
 _PER_RANK = (
     *("node-rank", "headless", "nnodes", "master-addr", "master-port"),
@@ -30,12 +41,12 @@ def same_server(sources: Sequence[Source]) -> Source | None:
     return first
 
 
-def chosen(found: Mapping[str, Source], usual: Sequence[str], where: str) -> str:
+def chosen(found: Mapping[str, Source], likely: Sequence[Sequence[str]], where: str) -> str:
     """Return the name of the server that is meant; the others become its offers.
 
     Args:
         found: what starts a server, by file or service.
-        usual: names by which people call what they start.
+        likely: names of those that are likely meant, the likeliest first.
         where: the file or folder, for messages.
 
     Raises:
@@ -46,15 +57,46 @@ def chosen(found: Mapping[str, Source], usual: Sequence[str], where: str) -> str
     if name:
         return name
     chats = [name for name, one in found.items() if one.launch.kind == "chat"]
-    for likely in (list(usual), chats):
-        if len(likely) == 1:
-            found[likely[0]].offers += [
+    shallow = [name for name in found if name.count("/") == next(iter(found)).count("/")]
+    known = [name for name, one in found.items() if "$" not in one.launch.model]
+    for names in (*likely, known, shallow, chats):
+        server = same_server([found[name] for name in names]) if names else None
+        if server is not None:
+            server.offers += [
                 Offer(f"--variant {name}", f"{one.kind} that serves {one.launch.model}")
                 for name, one in found.items()
-                if name != likely[0]
+                if name not in names
             ]
-            return likely[0]
+            return next(name for name in names if found[name] is server)
     raise several(f"{len(found)} different servers are started here", found, where)
+
+
+def likely_of(kit: KitFolder, found: Mapping[str, Source]) -> list[list[str]]:
+    """Return the files of a kit by whose name people start things; those that serve the model that
+    its title names first; the one to which its start script or its README leads first."""
+    usual = [name for name in found if _USUAL.fullmatch(Path(name).name)]
+    starts = [one for one in kit.files if one.parent == kit.root and _USUAL.fullmatch(one.name)]
+    title = f"{kit.root.resolve().name} {kit.readme.lstrip().partition(chr(10))[0]} ".lower()
+    named = {name: source.repository or source.launch.model for name, source in found.items()}
+    models = {name: one.rstrip("/").rpartition("/")[2].lower() for name, one in named.items()}
+    families = [family[1] for family in map(_FAMILY.match, models.values()) if family]
+    first = min((one for one in families if one in title), key=title.find, default="/")
+    titled = [name for name, model in models.items() if first in model]
+    led = leads_to(kit, "\n".join([*map(kit.text, starts), kit.readme]), found)
+    return [usual, titled, [led] if led else []]
+
+
+def leads_to(kit: KitFolder, text: str, found: Iterable[str]) -> str:
+    """Return the file of these that a text names first; else the one to which the files lead that
+    it names, and those that they name; empty where there is none."""
+    names, texts = {(kit.root / name).resolve(): name for name in found}, [text]
+    for _ in range(DEEPEST):
+        words = (word for one in texts for word in islice(_NAMED.findall(one), MOST_NAMED))
+        files = dict.fromkeys(file for word in words if (file := kit.named(word)))
+        if known := next((names[file] for file in files if file in names), ""):
+            return known
+        texts = [kit.text(file) for file in islice(files, MOST_FOLLOWED)]
+    return ""
 
 
 def several(why: str, found: Mapping[str, Source], where: str) -> SeveralServers:

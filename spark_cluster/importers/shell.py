@@ -11,15 +11,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from spark_cluster.importers.expansion import (
-    LONGEST_VALUE,
-    Conditions,
-    Truth,
-    Variables,
-    Word,
-    closing,
-    expanded,
-)
+from spark_cluster.importers import expansion
+from spark_cluster.importers.expansion import Conditions, Truth, Variables, Word, closing
 
 
 @dataclass(slots=True)
@@ -42,6 +35,7 @@ class ShellCommand:
 
 
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_ADDED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+=(.*)", re.DOTALL)
 _DECLARATIONS = ("export", "local", "readonly", "declare", "typeset")
 _ARRAY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=\(")
 _ELEMENTS = re.compile(
@@ -87,9 +81,9 @@ class _WordBuilder:
             self.parts = []
         self.parts.append(text)
         self.size += len(text)
-        if self.size > LONGEST_VALUE:
+        if self.size > expansion.LONGEST_VALUE:
             raise Word("", self.line).wrong(
-                f"a word of more than {LONGEST_VALUE:,} characters with its variables"
+                f"a word of more than {expansion.LONGEST_VALUE:,} characters with its variables"
             )
 
     def end(self) -> None:
@@ -149,7 +143,7 @@ class _Splitter:
                 self._take(redirection.end())
                 self._redirected(redirection[1])
             elif (sum_ := _SUM.match(self.text, self.at)) and self._begins():
-                value, _ = expanded(f"${sum_[0]}", 0, self.variables)
+                value, _ = expansion.expanded(f"${sum_[0]}", 0, self.variables)
                 words = [Word("((", self.line), Word("$" if value is None else value, self.line)]
                 self.commands[-1].words += words
                 self._take(sum_.end())
@@ -212,7 +206,12 @@ class _Splitter:
             [*command.words], operator, blank=not command.words and not self.changes
         )
         del command.words[:keywords]
+        if command.words and (added := _ADDED.fullmatch(command.words[0].text)):
+            whole = f"{added[1]}={expansion.expand(f'${{{added[1]}-}}', self.variables)}{added[2]}"
+            command.words[0] = Word(whole, command.words[0].line)
         texts = [word.text for word in command.words]
+        if texts[:1] == ["export"] and command.runs is not False:
+            self.variables.exported |= {text.partition("=")[0]: None for text in texts[1:]}
         if texts[:1] and texts[0] in _DECLARATIONS:
             texts = [text for text in texts[1:] if not text.startswith("-")]
         found = [one for one in map(ASSIGNMENT.fullmatch, texts) if one]
@@ -331,7 +330,7 @@ class _Splitter:
         written = self.text[self.at : end]
         value = "." if self._is_own_folder(written) else None
         if value is None and self.text[self.at] == "$":
-            value, reached = expanded(self.text, self.at, self.variables)
+            value, reached = expansion.expanded(self.text, self.at, self.variables)
             end = max(end, reached)
         known = self._take(end) if value is None else value
         if value is not None:

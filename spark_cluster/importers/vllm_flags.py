@@ -28,7 +28,7 @@ _LONG = re.compile(r"--(no-)?[A-Za-z]")
 _NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE]-?\d+)?")
 _BARE_LOOKS = re.compile(r"(no|enable|disable|use|skip|force|allow|trust)-")
-_LATER = re.compile(r"\$|\{[A-Za-z_]\w*\}")
+LATER = re.compile(r"\$|\{[A-Za-z_]\w*\}|%[A-Z_]+%")
 """A value that only the shell or a recipe's template knows."""
 
 
@@ -264,7 +264,7 @@ def converted(name: str, kind: str, text: str, word: Word) -> EngineValue:
     Raises:
         UsageError: vLLM would not take it.
     """
-    if kind == "text" or (_LATER.search(text) and kind != "json"):
+    if kind == "text" or (LATER.search(text) and kind != "json"):
         return text
     if kind == "json":
         return _json(name, text, word)
@@ -283,7 +283,7 @@ def _json(name: str, text: str, word: Word) -> EngineValue:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        if _LATER.search(text):
+        if LATER.search(text):
             return text
         quotes = "put the whole value in single quotes: the shell takes the double ones away"
         raise word.wrong(

@@ -23,6 +23,7 @@ from spark_cluster.errors import UsageError
 from spark_cluster.importers import commandline, vllm_flags
 from spark_cluster.importers.expansion import Word
 from spark_cluster.importers.importer import Choice, Left, Offer, Source, no_choice
+from spark_cluster.importers.kitfiles import code_blocks
 from spark_cluster.importers.templated import as_word, mistyped
 from spark_cluster.models.naming import quantization_named, table
 from spark_cluster.node.output import counted
@@ -38,8 +39,6 @@ HARDWARE = (*SPARK, "blackwell", "nvidia")
 
 _GUIDE = re.compile(r"guide(?:-([1-9]\d?))?")
 _NAMED = re.compile(r"\bDGX Spark\b|\bGB10\b", re.IGNORECASE)
-_HEADING = re.compile(r"(#+)\s+(.*)")
-_FENCE = re.compile(r"\s*(```|~~~)")
 _IMAGE = re.compile(
     r"^[ \t]*#.*\b(?:container|image)\b:?[ \t]+(\S{1,200}[:/]\S{1,200})[ \t]*$", re.MULTILINE
 )
@@ -114,7 +113,7 @@ def spark_commands(guide: object, *, anywhere: bool = False) -> list[Source]:
     order; the headings are its title, the last one last.
     """
     found: list[Source] = []
-    for title, code in islice(_blocks(guide), MOST_BLOCKS) if isinstance(guide, str) else ():
+    for title, code in islice(code_blocks(guide), MOST_BLOCKS) if isinstance(guide, str) else ():
         if not (anywhere or _NAMED.search(title)) or len(code) > LONGEST:
             continue
         try:
@@ -126,23 +125,6 @@ def spark_commands(guide: object, *, anywhere: bool = False) -> list[Source]:
             source.launch = commandline.in_image(source.launch, image[1])
         found.append(replace(source, title=title))
     return found
-
-
-def _blocks(guide: str) -> Iterator[tuple[str, str]]:
-    """Yield the headings above each block of code, and the code."""
-    headings: dict[int, str] = {}
-    code: list[str] | None = None
-    for line in guide.splitlines():
-        if _FENCE.match(line):
-            if code is not None:
-                yield ": ".join(headings[level] for level in sorted(headings)), "\n".join(code)
-            code = [] if code is None else None
-        elif code is not None:
-            code.append(line)
-        elif heading := _HEADING.match(line):
-            level = len(heading[1])
-            headings = {above: text for above, text in headings.items() if above < level}
-            headings[level] = heading[2].strip(" *#")
 
 
 def generates(data: Mapping[str, Any]) -> str:

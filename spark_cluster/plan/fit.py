@@ -390,8 +390,9 @@ def _shape(fitted: Fit) -> list[str]:
         value = launch.number(flag)
         if value is not None and value < 1 and not (value == -1 and takes_what_fits(launch)):
             found.append(f"--{flag} {value:g}: vLLM needs 1 or more")
-    length = fitted.max_model_len
-    if geometry.max_positions and length > geometry.max_positions:
+    length, allowed = fitted.max_model_len, launch.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "")
+    longer = geometry.max_positions and length > geometry.max_positions
+    if longer and allowed.lower() not in ("1", "true"):  # vllm/envs.py
         found.append(
             f"--max-model-len {length} is more than the {geometry.max_positions} tokens that the "
             "model was made for"

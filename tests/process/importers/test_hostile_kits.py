@@ -11,9 +11,8 @@ from factories import put
 from spark_cluster.errors import InvalidFile, SparkClusterError
 from spark_cluster.importers.compose import MOST_FILES
 from spark_cluster.importers.files import read_file, write
-from spark_cluster.importers.importer import Choice
+from spark_cluster.importers.importer import MOST_TEXT, MOST_TRIED, Choice
 from spark_cluster.importers.kitfiles import LARGEST_FILE, KitFolder
-from spark_cluster.importers.kits import MOST_TEXT, MOST_TRIED
 
 SERVE = "vllm serve Qwen/Qwen3-8B"
 SERVICE = f"services:\n  engine:\n    image: org/engine:1\n    command: {SERVE}\n"
@@ -76,6 +75,7 @@ def test_links_and_places_outside_count_as_not_there(tmp_path):
     folder = kit(tmp_path, {"start.sh": script})
     (folder / ".env").symlink_to(tmp_path / "secret.env")
     (folder / "Dockerfile").symlink_to("/etc/passwd")
+    (folder / "README.md").symlink_to(tmp_path / "secret.env")
     made = write(read_file(folder))
     assert "hunter2" not in made.text
     assert not made.files
@@ -217,6 +217,7 @@ SLOW_SCRIPTS = {
     "evaluated": "A='eval $A'\n" + "eval " * 20_000 + "$A\n",
     "blanks": "f" + " " * 45_000 + "(" + " " * 45_000,
     "heads": "function f" + " " * 45_000 + "x\nf()" + " " * 45_000,
+    "growing": "A=x\n" + "A+=$A\n" * 40 + "B+=xxxxxxxx\n" * 8000 + SERVE,
     "dockers": "docker" + " " * 40_000 + "docker" + '"' * 40_000,
 }
 
@@ -342,6 +343,16 @@ SLOW_KITS = {
         "compose.yaml": "services: {engine: {image: org/engine:1, build: .}}\n",
         "Dockerfile": f'FROM x\nCOPY {"a" * 200_000}\nENTRYPOINT ["/opt/serve.sh"]\n',
         "serve.sh": SERVE,
+    },
+    "callers": {
+        **{f"start{n}.sh": f"{SERVE}\n" + "./start1.sh start2.sh\n" * 3000 for n in range(45)},
+        "README.md": "```\nif ./start0.sh; then A='\n# start1.sh start2.sh\n```\n" * 4000,
+    },
+    "named": {
+        **{f"go{n}.sh": f"./go{n + 1}.sh x.yml ./y{n}.sh\n" * 5000 for n in range(60)},
+        "README.md": "./go0.sh " * 20_000,
+        "in/a.sh": f"{SERVE} --node-rank 0",
+        "in/b.sh": f"{SERVE} --node-rank 1",
     },
 }
 

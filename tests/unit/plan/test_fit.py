@@ -209,6 +209,8 @@ def test_what_would_work():
     assert changes(launch(gpu_memory_utilization=0.95), assumed(2)) == [
         "gpu_memory_utilization: auto"
     ]
+    allowed = replace(launch(max_model_len=262_145), env={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"})
+    assert fitted(allowed).fits, "vLLM warns, and takes it"
     short = launch(kv_cache_memory_bytes=GIB)
     (reason,) = fitted(short).reasons
     assert "a request of 32,768 tokens needs 2." in reason
