@@ -3,7 +3,8 @@
 Beside options it has their values, and the variables of the environment. FOLDER has the source of
 each release in a folder of its version (`0.33.0/vllm/...`), as the source distributions have it;
 nothing of it is executed. Each is written with the first release that has it and the first without
-it: null where the oldest that was read has it already, and where the newest still does.
+it: null where the oldest that was read has it already, and where the newest still does. What
+stands in the place of an option that went (`instead`) is written by hand, and kept.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from benchmarks.vllm_options.source import options, values, variables
+from benchmarks.vllm_options.source import BACKENDS, options, values, variables
 from spark_cluster import issues
 
 TABLE = Path(issues.__file__).parent / "data/vllm_options.json"
@@ -47,7 +48,9 @@ def read(folder: Path) -> dict[str, object]:
     """Return the table from the sources in a folder."""
     releases = {Version(path.name): path for path in folder.iterdir() if (path / "vllm").is_dir()}
     known = {release: options(path) for release, path in releases.items()}
-    takes = {release: values(path) for release, path in releases.items()}
+    takes = {  # before, the tables were elsewhere
+        release: values(path) for release, path in releases.items() if (path / BACKENDS).is_file()
+    }
     newest = takes[max(releases)]
     limited = [  # in every release that has the option
         name
@@ -75,7 +78,7 @@ def read(folder: Path) -> dict[str, object]:
 def main() -> None:
     """Write the table, and print what of it is new or gone."""
     old = json.loads(TABLE.read_text(encoding="utf-8"))
-    table = read(Path(sys.argv[1]))
+    table = read(Path(sys.argv[1])) | {"instead": old["instead"]}
     for key in ("options", "variables", "values"):
         before, now = old.get(key, {}), table[key]
         assert isinstance(now, dict)

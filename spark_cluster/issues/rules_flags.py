@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from packaging.version import Version
 
@@ -55,47 +57,72 @@ def given_twice(case: Case) -> RuleFinding | None:
     return RuleFinding(f"image {case.image}, then `vllm serve`")
 
 
-OF_THEIR_OWN = {"swap-space"}
-"""Flags whose end is an issue of its own, also where the version is not known."""
-
-
 @rule("unknown-flag")
 def unknown_flag(case: Case) -> RuleFinding | None:
     """A flag that no release of vLLM has but one of nearly that name, or that came later or went
-    earlier than the release that is started. Of a build by someone else less is certain."""
-    flags = case.flags.keys() - OF_THEIR_OWN
-    told = [text for flag in sorted(flags) if (text := _why_unknown(flag, case.version))]
+    earlier than the release that is started, or than the newest where that is not known.
+
+    Of a build by someone else less is certain.
+    """
+    told = [found for flag in sorted(case.flags) if (found := _why_unknown(flag, case))]
     if not told:
         return None
-    return RuleFinding("; ".join(told), severity="warning" if case.built_by_owner else "error")
+    is_certain = not case.built_by_owner and any(one.severity == "error" for one in told)
+    return RuleFinding(
+        "; ".join(one.what for one in told),
+        severity="error" if is_certain else "warning",
+        edit=next((one.edit for one in told if one.edit), None),
+        fix="; ".join(one.fix for one in told if one.fix),
+    )
 
 
-def _why_unknown(flag: str, version: Version | None) -> str:
-    """Why vLLM does not take a flag; empty where it does, or where nothing is known."""
-    known = table("vllm_options", "issues")["options"]
+def _why_unknown(flag: str, case: Case) -> RuleFinding | None:
+    """Why vLLM does not take a flag; None where it does, or where nothing is known."""
+    read = table("vllm_options", "issues")
     name = flag.partition(".")[0].replace("_", "-").removeprefix("no-")
-    if name in known:
-        return _outside(f"--{flag}", known[name], version)
+    if name in read["options"]:
+        text = _outside(f"--{flag}", read["options"][name], case.version)
+        return _flag_outside(flag, text, read["instead"].get(name, {}), case) if text else None
     of_builds = table("vllm_models", "issues")["flags_of_builds"]
-    if len(name) < 3 or name in of_builds or any(one.startswith(name) for one in known):
-        return ""  # a short form, or an abbreviation, which argparse takes
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.88)
-    return f"--{flag} is not known: --{near[0]} is" if near else ""
+    if len(name) < 3 or name in of_builds or any(one.startswith(name) for one in read["options"]):
+        return None  # a short form, or an abbreviation, which argparse takes
+    near = difflib.get_close_matches(name, read["options"], n=1, cutoff=0.88)
+    text = f"--{flag} is not known: --{near[0]} is" if near else ""
+    return RuleFinding(text, severity="error") if near else None
+
+
+def _flag_outside(flag: str, text: str, instead: Mapping[str, Any], case: Case) -> RuleFinding:
+    """Return the finding on a flag that the release does not have.
+
+    Args:
+        instead: what vLLM's own source has in its place: the flag `to` which its value goes, or the
+            one `value`; whether it is safe to `drop`; what else there is to `say`.
+    """
+    edit = Edit("flag", flag, None) if instead.get("drop") else None
+    say = instead.get("say", "")
+    if to := instead.get("to"):
+        edit = Edit("flag", to, instead.get("value", case.flags[flag]), replaces=flag)
+        say = written(f"--{to}", edit.value)
+    fix = f"leave --{flag} out: {say}" if instead.get("drop") else say
+    known = case.version is not None and not case.version.is_prerelease
+    return RuleFinding(text, severity="error" if known else "warning", edit=edit, fix=fix)
 
 
 def _outside(what: str, span: list[str | None], version: Version | None) -> str:
-    """Why a release does not have what others have; empty where it has, or is no release.
+    """Why a release does not have what others have; empty where it has, or may have.
 
     Args:
         span: the first version, and the first without it; null where it is older, and where the
             newest that was read has it.
     """
     since, until = span
-    if version is None or version.is_prerelease or version.local:
+    if until and (version is None or version >= Version(until)):
+        return f"{what} went with vLLM {until}" + (
+            "" if version else "; which release this is, is not known"
+        )
+    if not since or version is None or version.is_prerelease or version.local:
         return ""
-    if since and version < Version(since):
-        return f"{what} came with vLLM {since}, this is {version}"
-    return f"{what} went with vLLM {until}" if until and version >= Version(until) else ""
+    return f"{what} came with vLLM {since}, this is {version}" if version < Version(since) else ""
 
 
 PLUGINS = {
@@ -152,9 +179,9 @@ def variable_not_read(case: Case) -> RuleFinding | None:
     read = table("vllm_options", "issues")["variables"]
     told = []
     for name in case.launch.env:
-        if name in read:
+        if name in read and case.version is not None:
             told.append(_outside(name, read[name], case.version))
-        elif not name.startswith("VLLM_"):
+        elif name in read or not name.startswith("VLLM_"):
             continue  # such as LLM_API_KEY of the author's own
         elif near := difflib.get_close_matches(name, read, n=1, cutoff=0.9):
             told.append(f"{name} is not known: {near[0]} is")
