@@ -9,6 +9,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from spark_cluster.config.engines import dialect
 from spark_cluster.config.facts import Facts
 from spark_cluster.config.recipe import is_for_models, why_refused
 from spark_cluster.config.secret import is_secret_setting
@@ -59,8 +60,8 @@ def given_twice(case: Case) -> RuleFinding | None:
 
 @rule("unknown-flag")
 def unknown_flag(case: Case) -> RuleFinding | None:
-    """A flag that no release of vLLM has but one of nearly that name, or that came later or went
-    earlier than the release that is started, or than the newest where that is not known.
+    """A flag that no release has but one of nearly that name, or that came later or went earlier
+    than the release that is started, or than the newest where that is not known.
 
     Of a build by someone else less is certain.
     """
@@ -77,11 +78,12 @@ def unknown_flag(case: Case) -> RuleFinding | None:
 
 
 def _why_unknown(flag: str, case: Case) -> RuleFinding | None:
-    """Why vLLM does not take a flag; None where it does, or where nothing is known."""
-    read = table("vllm_options", "issues")
+    """Why the engine does not take a flag; None where it does, or where nothing is known."""
+    read = table(f"{case.launch.engine}_options", "issues")
+    flag = dialect(case.launch.engine).own(flag)
     name = flag.partition(".")[0].replace("_", "-").removeprefix("no-")
     if name in read["options"]:
-        text = _outside(f"--{flag}", read["options"][name], case.version)
+        text = case.outside(f"--{flag}", read["options"][name])
         return _flag_outside(flag, text, read["instead"].get(name, {}), case) if text else None
     of_builds = table("vllm_models", "issues")["flags_of_builds"]
     if len(name) < 3 or name in of_builds or any(one.startswith(name) for one in read["options"]):
@@ -108,23 +110,6 @@ def _flag_outside(flag: str, text: str, instead: Mapping[str, Any], case: Case) 
     return RuleFinding(text, severity="error" if known else "warning", edit=edit, fix=fix)
 
 
-def _outside(what: str, span: list[str | None], version: Version | None) -> str:
-    """Why a release does not have what others have; empty where it has, or may have.
-
-    Args:
-        span: the first version, and the first without it; null where it is older, and where the
-            newest that was read has it.
-    """
-    since, until = span
-    if until and (version is None or version >= Version(until)):
-        return f"{what} went with vLLM {until}" + (
-            "" if version else "; which release this is, is not known"
-        )
-    if not since or version is None or version.is_prerelease or version.local:
-        return ""
-    return f"{what} came with vLLM {since}, this is {version}" if version < Version(since) else ""
-
-
 PLUGINS = {
     "tool-call-parser": "tool-parser-plugin",
     "reasoning-parser": "reasoning-parser-plugin",
@@ -140,7 +125,7 @@ _UNFILLED = re.compile(r"[$<{]")
 
 @rule("wrong-flag-value")
 def wrong_flag_value(case: Case) -> RuleFinding | None:
-    """A value that no release of vLLM takes, or none but others than the one that is started.
+    """A value that no release of the engine takes, or none but others than the one that is started.
 
     Where the release is not known, or someone else built or patched it, less is certain.
     """
@@ -148,7 +133,7 @@ def wrong_flag_value(case: Case) -> RuleFinding | None:
     given = {flag: value for flag, value in given.items() if PLUGINS.get(flag) not in case.flags}
     if method := case.launch.speculative.get("method"):
         given["speculative-config.method"] = str(method)
-    told = [text for pair in given.items() if (text := _why_refused(*pair, case.version))]
+    told = [text for pair in given.items() if (text := _why_refused(*pair, case))]
     if not told:
         return None
     is_patched = any(SITE.search(volume.target) for volume in case.launch.volumes)
@@ -156,16 +141,18 @@ def wrong_flag_value(case: Case) -> RuleFinding | None:
     return RuleFinding("; ".join(told), severity="error" if is_certain else "warning")
 
 
-def _why_refused(flag: str, value: str, version: Version | None) -> str:
-    """Why vLLM does not take a value of a flag; empty as for a flag."""
-    read = table("vllm_options", "issues")
-    if version is not None and version > Version(read["newest"]):
+def _why_refused(flag: str, value: str, case: Case) -> str:
+    """Why the engine does not take a value of a flag; empty as for a flag."""
+    read = table(f"{case.launch.engine}_options", "issues")
+    flag = dialect(case.launch.engine).own(flag)
+    first, last = map(Version, read["values_of"])
+    if case.version is not None and not first <= case.version <= last:
         return ""
     taken = {_plain(one): (one, span) for one, span in read["values"].get(flag, {}).items()}
     if not taken or _UNFILLED.search(value):
         return ""
     if found := taken.get(_plain(value)):
-        return _outside(f"--{flag} {value}", found[1], version)
+        return case.outside(f"--{flag} {value}", found[1])
     near = difflib.get_close_matches(_plain(value), taken, n=1, cutoff=0.75)
     if near:
         return f"--{flag} {value} is not known: {taken[near[0]][0]} is"
@@ -180,7 +167,7 @@ def variable_not_read(case: Case) -> RuleFinding | None:
     told = []
     for name in case.launch.env:
         if name in read and case.version is not None:
-            told.append(_outside(name, read[name], case.version))
+            told.append(case.outside(name, read[name]))
         elif name in read or not name.startswith("VLLM_"):
             continue  # such as LLM_API_KEY of the author's own
         elif near := difflib.get_close_matches(name, read, n=1, cutoff=0.9):
