@@ -52,26 +52,21 @@ def read(releases: Mapping[Version, Path], reader: ModuleType = source) -> dict[
     """Return the table of options from the sources of releases."""
     known = {release: reader.options(path) for release, path in releases.items()}
     takes = {one: taken for one, path in releases.items() if (taken := reader.values(path))}
-    newest = takes[max(releases)]
-    limited = [  # in every release that has the option
+    missing = {  # in a release that has the option
         name
-        for name in sorted(newest)
-        if all(
-            name in taken
-            for release, taken in takes.items()
-            if name.partition(".")[0] in known[release]
-        )
-    ]
+        for name in takes[max(releases)]
+        for release, taken in takes.items()
+        if name.partition(".")[0] in known[release] and name not in taken
+    }
     return {
         "read": date.today().isoformat(),
-        "oldest": str(min(releases)),
-        "newest": str(max(releases)),
-        "values_of": [str(min(takes)), str(max(takes))],
+        "options_of": f">={min(known)},<={max(known)}",
+        "values_of": f">={min(takes)},<={max(takes)}",
         "options": spans(known),
         "variables": spans({one: reader.variables(path) for one, path in releases.items()}),
         "values": {
             name: spans({release: taken[name] for release, taken in takes.items() if name in taken})
-            for name in limited
+            for name in sorted(takes[max(releases)].keys() - missing)
         },
     }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.vllm_options.source import added, annotated, keys, literals, taken
 
-ROOT = "sglang/srt"
+ROOT, PICTURES = "sglang/srt", "sglang/multimodal_gen"
 PARSERS = {
     "tool-call-parser": ("function_call/function_call_parser.py", "ToolCallParserEnum"),
     "reasoning-parser": ("parser/reasoning_parser.py", "DetectorMap"),
@@ -26,11 +26,10 @@ def _declared(path: Path) -> Iterator[tuple[str, ast.expr | None]]:
         yield name, {word.arg: word.value for word in call.keywords}.get("choices")
     for _, field, kind in annotated(path):  # A[type, "help"], or A[type, Arg(help=..., ...)]
         if isinstance(kind, ast.Subscript) and isinstance(kind.slice, ast.Tuple):
-            calls = {
-                ast.unparse(one.func): one for one in kind.slice.elts if isinstance(one, ast.Call)
-            }
-            given = {word.arg: word.value for one in calls.values() for word in one.keywords}
-            if ast.unparse(kind.value) == "A" and "Derived" not in calls and "no_cli" not in given:
+            calls = [one for one in kind.slice.elts if isinstance(one, ast.Call)]
+            given = {word.arg: word.value for one in calls for word in one.keywords}
+            made = {ast.unparse(one.func) for one in calls}
+            if ast.unparse(kind.value) == "A" and "Derived" not in made and "no_cli" not in given:
                 names = [given.get("cli_name", ast.Constant(field))]
                 names += getattr(given.get("aliases"), "elts", ())
                 told = given.get("choices", kind.slice.elts[0])
@@ -38,8 +37,9 @@ def _declared(path: Path) -> Iterator[tuple[str, ast.expr | None]]:
 
 
 def options(source: Path) -> set[str]:
-    """Return the options of the server, without dashes."""
-    found = {name for path in _files(source) for name, _ in _declared(path)}
+    """Return the options of the servers, also of the one for pictures, without dashes."""
+    paths = [*_files(source), *(source / PICTURES).rglob("server_args.py")]
+    found = {name for path in paths for name, _ in _declared(path)}
     return {name.removeprefix("--").replace("_", "-") for name in found}
 
 

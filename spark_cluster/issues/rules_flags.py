@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from packaging.version import Version
+from packaging.specifiers import SpecifierSet
 
 from spark_cluster.config.engines import dialect
 from spark_cluster.config.facts import Facts
@@ -85,25 +85,28 @@ def _why_unknown(flag: str, case: Case) -> RuleFinding | None:
     if name in read["options"]:
         text = case.outside(f"--{flag}", read["options"][name])
         return _flag_outside(flag, text, read["instead"].get(name, {}), case) if text else None
-    of_builds = table("vllm_models", "issues")["flags_of_builds"]
-    if len(name) < 3 or name in of_builds or any(one.startswith(name) for one in read["options"]):
-        return None  # a short form, or an abbreviation, which argparse takes
+    known = (*read["options"], *read["beside"])
+    if len(name) < 3 or any(one.startswith(name) for one in known):
+        return None  # a short form, one of other builds, or an abbreviation, which argparse takes
     near = difflib.get_close_matches(name, read["options"], n=1, cutoff=0.88)
-    text = f"--{flag} is not known: --{near[0]} is" if near else ""
-    return RuleFinding(text, severity="error") if near else None
+    if near:
+        return RuleFinding(f"--{flag} is not known: --{near[0]} is", severity="error")
+    is_read = case.version is not None and case.version in SpecifierSet(read["options_of"])
+    text = f"--{flag} is in no release that was read ({read['options_of']})"
+    return RuleFinding(text, severity="error") if is_read and not case.built_by_owner else None
 
 
 def _flag_outside(flag: str, text: str, instead: Mapping[str, Any], case: Case) -> RuleFinding:
     """Return the finding on a flag that the release does not have.
 
     Args:
-        instead: what vLLM's own source has in its place: the flag `to` which its value goes, or the
-            one `value`; whether it is safe to `drop`; what else there is to `say`.
+        instead: what the engine's own source has in its place: the flag `to` which its value goes,
+            or the one `value`; whether it is safe to `drop`; what else there is to `say`.
     """
     edit = Edit("flag", flag, None) if instead.get("drop") else None
     say = instead.get("say", "")
     if to := instead.get("to"):
-        edit = Edit("flag", to, instead.get("value", case.flags[flag]), replaces=flag)
+        edit = Edit("flag", to, instead.get("value", case.flags.get(flag)), replaces=flag)
         say = written(f"--{to}", edit.value)
     fix = f"leave --{flag} out: {say}" if instead.get("drop") else say
     known = case.version is not None and not case.version.is_prerelease
@@ -145,8 +148,7 @@ def _why_refused(flag: str, value: str, case: Case) -> str:
     """Why the engine does not take a value of a flag; empty as for a flag."""
     read = table(f"{case.launch.engine}_options", "issues")
     flag = dialect(case.launch.engine).own(flag)
-    first, last = map(Version, read["values_of"])
-    if case.version is not None and not first <= case.version <= last:
+    if case.version is not None and case.version not in SpecifierSet(read["values_of"]):
         return ""
     taken = {_plain(one): (one, span) for one, span in read["values"].get(flag, {}).items()}
     if not taken or _UNFILLED.search(value):

@@ -45,7 +45,7 @@ def test_each_option_and_value_has_its_releases(tmp_path: Path) -> None:
     release(tmp_path, "0.9.0")
     release(tmp_path, "0.10.0", more=', "nvfp4"', gone=free)
     table = read({Version(path.name): path for path in tmp_path.iterdir()})
-    assert (table["oldest"], table["newest"]) == ("0.9.0", "0.10.0")
+    assert table["options_of"] == ">=0.9.0,<=0.10.0"
     assert table["options"] == {
         "backend": [None, None], "cache-dtype": [None, None], "free": [None, "0.10.0"],
     }  # fmt: skip
