@@ -84,14 +84,15 @@ def _why_unknown(flag: str, case: Case) -> RuleFinding | None:
     name = flag.partition(".")[0].replace("_", "-").removeprefix("no-")
     if name in read["options"]:
         text = case.outside(f"--{flag}", read["options"][name])
-        return _flag_outside(flag, text, read["instead"].get(name, {}), case) if text else None
+        return _flag_outside(flag, text, read["instead"].get(flag, {}), case) if text else None
     known = (*read["options"], *read["beside"])
     if len(name) < 3 or any(one.startswith(name) for one in known):
         return None  # a short form, one of other builds, or an abbreviation, which argparse takes
     near = difflib.get_close_matches(name, read["options"], n=1, cutoff=0.88)
     if near:
         return RuleFinding(f"--{flag} is not known: --{near[0]} is", severity="error")
-    is_read = case.version is not None and case.version in SpecifierSet(read["options_of"])
+    was_read = SpecifierSet(read["options_of"], prereleases=False)
+    is_read = case.version is not None and case.version in was_read
     text = f"--{flag} is in no release that was read ({read['options_of']})"
     return RuleFinding(text, severity="error") if is_read and not case.built_by_owner else None
 
@@ -103,12 +104,13 @@ def _flag_outside(flag: str, text: str, instead: Mapping[str, Any], case: Case) 
         instead: what the engine's own source has in its place: the flag `to` which its value goes,
             or the one `value`; whether it is safe to `drop`; what else there is to `say`.
     """
-    edit = Edit("flag", flag, None) if instead.get("drop") else None
-    say = instead.get("say", "")
-    if to := instead.get("to"):
+    to, fix, edit = instead.get("to"), instead.get("say", ""), None
+    if instead.get("drop") or to in case.flags:
+        edit = Edit("flag", flag, None)
+        fix = f"leave --{flag} out: {fix or f'--{to} is given'}"
+    elif to:
         edit = Edit("flag", to, instead.get("value", case.flags.get(flag)), replaces=flag)
-        say = written(f"--{to}", edit.value)
-    fix = f"leave --{flag} out: {say}" if instead.get("drop") else say
+        fix = written(f"--{to}", edit.value)
     known = case.version is not None and not case.version.is_prerelease
     return RuleFinding(text, severity="error" if known else "warning", edit=edit, fix=fix)
 
@@ -148,7 +150,8 @@ def _why_refused(flag: str, value: str, case: Case) -> str:
     """Why the engine does not take a value of a flag; empty as for a flag."""
     read = table(f"{case.launch.engine}_options", "issues")
     flag = dialect(case.launch.engine).own(flag)
-    if case.version is not None and case.version not in SpecifierSet(read["values_of"]):
+    was_read = SpecifierSet(read["values_of"], prereleases=True)
+    if case.version is not None and case.version not in was_read:
         return ""
     taken = {_plain(one): (one, span) for one, span in read["values"].get(flag, {}).items()}
     if not taken or _UNFILLED.search(value):

@@ -185,6 +185,17 @@ def test_flags_that_went_are_left_out_or_have_the_name_that_the_release_knows(tm
     assert "unknown-flag" in {finding.id for finding in done.fixed}
 
 
+def test_a_flag_that_went_is_left_out_where_its_new_name_is_given_too(tmp_path):
+    text = (
+        "docker run lmsysorg/sglang:v0.5.20 sglang serve --model-path m --cuda-graph-max-bs 8 "
+        "--cuda-graph-max-bs-decode 16 --enable-deepep-moe --no-stream-output"
+    )
+    project = Project(tmp_path)
+    done = lint_target.fix(lint_target.of_command(text, None), project)
+    after = "--cuda-graph-max-bs-decode 16 --moe-a2a-backend deepep --no-stream-output"
+    assert done.text.endswith(f"--model-path m {after}")
+
+
 def test_a_flag_takes_the_place_of_another_one():
     edit = Edit("flag", "gpu-memory-limit", 4, replaces="max-model-len")
     minus, plus = in_recipe(edit)
