@@ -1,9 +1,11 @@
-"""`python -m benchmarks.vllm_options FOLDER`: make `lint`'s table of vLLM's options.
+"""`python -m benchmarks.vllm_options FOLDER`: make `lint`'s tables of options and models.
 
-Beside options it has their values, and the variables of the environment. FOLDER has the source of
-each release in a folder of its version (`0.33.0/vllm/...`), as the source distributions have it;
-nothing of it is executed. Each is written with the first release that has it and the first without
-it: null where the oldest that was read has it already, and where the newest still does.
+FOLDER has the source of each release of vLLM or SGLang in a folder of its version
+(`0.33.0/vllm/...`, `0.5.23/sglang/...`); nothing of it is executed. Options, their values,
+variables of the environment, architectures and those of them that do not do what most do are each
+written with the first release that has it and the first without it: null where the oldest that was
+read has it already, and where the newest still does. Other keys of the tables are written by hand,
+and kept.
 """
 
 from __future__ import annotations
@@ -14,19 +16,22 @@ import sys
 from collections.abc import Iterable, Mapping
 from datetime import date
 from pathlib import Path
+from types import ModuleType
 
 from packaging.version import Version
 
-from benchmarks.vllm_options.source import options, values, variables
+from benchmarks.vllm_options import sglang, source
 from spark_cluster import issues
 
-TABLE = Path(issues.__file__).parent / "data/vllm_options.json"
+DATA = Path(issues.__file__).parent / "data"
 
-SOURCE = (
-    "python -m benchmarks.vllm_options: arguments of vllm/engine/arg_utils.py and of "
-    "vllm/entrypoints/*/cli_args.py, types of vllm/config, vllm/envs.py, and the tables of "
-    "parsers, loaders and attention backends, from the released source distributions"
-)
+READERS = {"vllm": source, "sglang": sglang}
+
+ABILITIES = {"lora": "SupportsLoRA", "stages": "SupportsPP"}
+"""What not every model does, and the interface of those that do."""
+
+PAIR, PAIRED = re.compile(r"\[\s+(\S+),\s+(\S+)\s+\]"), r"[\1, \2]"
+"""Releases of a name, which are one line."""
 
 Span = list[str | None]
 
@@ -43,46 +48,58 @@ def spans(named: Mapping[Version, Iterable[str]]) -> dict[str, Span]:
     return found
 
 
-def read(folder: Path) -> dict[str, object]:
-    """Return the table from the sources in a folder."""
-    releases = {Version(path.name): path for path in folder.iterdir() if (path / "vllm").is_dir()}
-    known = {release: options(path) for release, path in releases.items()}
-    takes = {release: values(path) for release, path in releases.items()}
-    newest = takes[max(releases)]
-    limited = [  # in every release that has the option
+def read(releases: Mapping[Version, Path], reader: ModuleType = source) -> dict[str, object]:
+    """Return the table of options from the sources of releases."""
+    known = {release: reader.options(path) for release, path in releases.items()}
+    takes = {one: taken for one, path in releases.items() if (taken := reader.values(path))}
+    missing = {  # in a release that has the option
         name
-        for name in sorted(newest)
-        if all(
-            name in taken
-            for release, taken in takes.items()
-            if name.partition(".")[0] in known[release]
-        )
-    ]
+        for name in takes[max(releases)]
+        for release, taken in takes.items()
+        if name.partition(".")[0] in known[release] and name not in taken
+    }
     return {
-        "source": SOURCE,
         "read": date.today().isoformat(),
-        "oldest": str(min(releases)),
-        "newest": str(max(releases)),
+        "options_of": f">={min(known)},<={max(known)}",
+        "values_of": f">={min(takes)},<={max(takes)}",
         "options": spans(known),
-        "variables": spans({release: variables(path) for release, path in releases.items()}),
+        "variables": spans({one: reader.variables(path) for one, path in releases.items()}),
         "values": {
             name: spans({release: taken[name] for release, taken in takes.items() if name in taken})
-            for name in limited
+            for name in sorted(takes[max(releases)].keys() - missing)
         },
     }
 
 
+def read_models(releases: Mapping[Version, Path]) -> dict[str, object]:
+    """Return the table of architectures from the sources of releases."""
+    known = {release: source.architectures(path) for release, path in releases.items()}
+    bases = {release: source.bases(path) for release, path in releases.items()}
+    found: dict[str, object] = {"read": date.today().isoformat(), "architectures": spans(known)}
+    for key, ability in ABILITIES.items():
+        lacking = {
+            release: [name for name in made if source.lacks(ability, made[name], bases[release])]
+            for release, made in known.items()
+        }
+        found[f"without_{key}"] = spans(lacking)
+    return found
+
+
+def write(name: str, made: Mapping[str, object]) -> None:
+    """Write a table."""
+    path = DATA / f"{name}.json"
+    text = json.dumps(json.loads(path.read_text(encoding="utf-8")) | made, indent=1)
+    path.write_text(f"{PAIR.sub(PAIRED, text)}\n", encoding="utf-8")
+
+
 def main() -> None:
-    """Write the table, and print what of it is new or gone."""
-    old = json.loads(TABLE.read_text(encoding="utf-8"))
-    table = read(Path(sys.argv[1]))
-    for key in ("options", "variables", "values"):
-        before, now = old.get(key, {}), table[key]
-        assert isinstance(now, dict)
-        differ = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-        print(f"{key}: {len(now)}, different: {', '.join(sorted(differ)) or 'none'}")
-    text = re.sub(r"\[\s+(\S+),\s+(\S+)\s+\]", r"[\1, \2]", json.dumps(table, indent=1))
-    TABLE.write_text(f"{text}\n", encoding="utf-8")
+    """Write the tables of each engine that the folder has sources of."""
+    for engine, reader in READERS.items():
+        folders = [path for path in Path(sys.argv[1]).iterdir() if (path / engine).is_dir()]
+        if releases := {Version(path.name): path for path in folders}:
+            write(f"{engine}_options", read(releases, reader))
+            if reader is source:
+                write("vllm_models", read_models(releases))
 
 
 if __name__ == "__main__":

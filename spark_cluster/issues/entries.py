@@ -189,7 +189,7 @@ class Edit:
         name: of the flag (without dashes), variable, option or key; empty for the image.
         value: the new one; None takes it out.
         replaces: the value of an option of `docker run` that goes, where it may be given several
-            times; None adds one.
+            times; None adds one. Of a flag: the one in whose place it is put.
     """
 
     kind: EditKind

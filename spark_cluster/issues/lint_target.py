@@ -86,11 +86,15 @@ class _Rewriter:
         return next(i for i, word in enumerate(self.words) if word.text in names)
 
     def _flag(self, edit: Edit) -> str:
-        names = {f"--{edit.name}", f"--{edit.name.replace('-', '_')}"}
+        old = edit.replaces or edit.name
+        names = {f"--{old}", f"--{old.replace('-', '_')}"}
         at = next((i for i, w in enumerate(self.words) if w.text.partition("=")[0] in names), None)
         if at is None:
             return self.text if edit.value is None else self._inserted(edit.name, edit.value)
-        bare = self.launch.args.get(edit.name) is True or "=" in self.words[at].text
+        if edit.replaces and edit.value == self.launch.args.get(old):
+            begin = self.words[at].start  # its values stay as they are written
+            return f"{self.text[:begin]}--{edit.name}{self.text[begin + len(f'--{old}') :]}"
+        bare = self.launch.args.get(old) is True or "=" in self.words[at].text
         last = at if bare else at + 1
         if edit.value is None:
             return self._without(at, last)
@@ -296,6 +300,8 @@ def _apply(document: Any, edit: Edit) -> None:
         else:
             document.pop("drafter", None)
     else:
+        if edit.replaces is not None:
+            _set(document, "engine_args", edit.replaces, None)
         _set(document, "engine_args", edit.name, edit.value)
 
 
@@ -309,8 +315,9 @@ def _set(document: Any, section: str, name: str, value: Any) -> None:
         document.setdefault(section, {})[name] = value
 
 
-ROUNDS = 5
-"""A fix may bring another issue to light; more rounds than that mean that two contradict."""
+ROUNDS = 9
+"""A fix may bring another issue to light, and of flags that went one is mended a round; more
+rounds than that mean that two contradict."""
 
 
 @dataclass(frozen=True)
@@ -472,15 +479,17 @@ def findings(
 
 def fix(target: LintTarget, project: Project, hub: Hub | None = None) -> Fixed:
     """Return the text with every error and warning fixed that can be."""
-    text, done = target.text, dict[str, KnownIssueMatch]()
+    text, done, made = target.text, dict[str, KnownIssueMatch](), list[Edit]()
     for _ in range(ROUNDS):
         found = findings(target, text, project, hub)
-        todo = [f for f in found if f.severity != "info" and f.edit is not None]
-        todo = [f for f in todo if f.edit and target.can(f.edit) and f.id not in done]
-        if not todo:
+        todo = {f.id: f for f in found if f.severity != "info" and f.edit and target.can(f.edit)}
+        before = len(made)
+        for one in todo.values():
+            made += [one.edit] if one.edit and one.edit not in made else []
+        if len(made) == before:
             break
-        done |= {f.id: f for f in todo}
-        text = target.fixed(text, list(dict.fromkeys(f.edit for f in todo if f.edit is not None)))
+        done = todo | done
+        text = target.fixed(text, made[before:])
     remaining = findings(target, text, project)
     still = {finding.id for finding in remaining}
     return Fixed(text, [f for f in done.values() if f.id not in still], remaining)

@@ -13,6 +13,7 @@ from itertools import chain
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from spark_cluster.config.engines import DEFAULT, dialect
 from spark_cluster.config.facts import Facts
 from spark_cluster.config.launch import Launch
 from spark_cluster.issues.entries import (
@@ -100,8 +101,9 @@ class Case:
 
     @cached_property
     def version(self) -> Version | None:
-        """vLLM's version, as the recipe gives it, or as the image's tag does."""
-        text = self.launch.vllm or naming.version_in(self.launch.image)
+        """The engine's version, as the recipe gives it, or as the image's tag does."""
+        launch = self.launch
+        text = launch.vllm or naming.version_in(launch.image, launch.engine)
         try:
             return Version(text) if text else None
         except ValueError:  # also of a number that is too long
@@ -154,6 +156,23 @@ class Case:
         if not self.launch.venv or not all(known):
             return True
         return not known or any(versions.contains(one, prereleases=True) for one in known)
+
+    def outside(self, what: str, span: Sequence[str | None]) -> str:
+        """Why the release does not have what others have; empty where it has, or may have.
+
+        Args:
+            span: the first release, and the first without it; null where it is older, and where
+                the newest that was read has it.
+        """
+        (since, until), version = span, self.version
+        title, engine = dialect(self.launch.engine).title, self.launch.engine
+        if until and (version >= Version(until) if version else engine == DEFAULT):
+            unknown = "" if version else "; which release this is, is not known"
+            return f"{what} went with {title} {until}{unknown}"
+        if not since or version is None or version.is_prerelease or version.local:
+            return ""
+        came = f"{what} came with {title} {since}, this is {version}"
+        return came if version < Version(since) else ""
 
     def _named(self, part: str) -> bool:
         return any(part in name.lower() for name in (self.launch.model, *self.names))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
+from typing import Any
 
-from packaging.version import Version
+from packaging.specifiers import SpecifierSet
 
+from spark_cluster.config.engines import dialect
 from spark_cluster.config.facts import Facts
 from spark_cluster.config.recipe import is_for_models, why_refused
 from spark_cluster.config.secret import is_secret_setting
@@ -55,47 +58,61 @@ def given_twice(case: Case) -> RuleFinding | None:
     return RuleFinding(f"image {case.image}, then `vllm serve`")
 
 
-OF_THEIR_OWN = {"swap-space"}
-"""Flags whose end is an issue of its own, also where the version is not known."""
-
-
 @rule("unknown-flag")
 def unknown_flag(case: Case) -> RuleFinding | None:
-    """A flag that no release of vLLM has but one of nearly that name, or that came later or went
-    earlier than the release that is started. Of a build by someone else less is certain."""
-    flags = case.flags.keys() - OF_THEIR_OWN
-    told = [text for flag in sorted(flags) if (text := _why_unknown(flag, case.version))]
+    """A flag that no release has but one of nearly that name, or that came later or went earlier
+    than the release that is started, or than the newest where that is not known.
+
+    Of a build by someone else less is certain.
+    """
+    told = [found for flag in sorted(case.flags) if (found := _why_unknown(flag, case))]
     if not told:
         return None
-    return RuleFinding("; ".join(told), severity="warning" if case.built_by_owner else "error")
+    is_certain = not case.built_by_owner and any(one.severity == "error" for one in told)
+    return RuleFinding(
+        "; ".join(one.what for one in told),
+        severity="error" if is_certain else "warning",
+        edit=next((one.edit for one in told if one.edit), None),
+        fix="; ".join(one.fix for one in told if one.fix),
+    )
 
 
-def _why_unknown(flag: str, version: Version | None) -> str:
-    """Why vLLM does not take a flag; empty where it does, or where nothing is known."""
-    known = table("vllm_options", "issues")["options"]
+def _why_unknown(flag: str, case: Case) -> RuleFinding | None:
+    """Why the engine does not take a flag; None where it does, or where nothing is known."""
+    read = table(f"{case.launch.engine}_options", "issues")
+    flag = dialect(case.launch.engine).own(flag)
     name = flag.partition(".")[0].replace("_", "-").removeprefix("no-")
-    if name in known:
-        return _outside(f"--{flag}", known[name], version)
-    of_builds = table("vllm_models", "issues")["flags_of_builds"]
-    if len(name) < 3 or name in of_builds or any(one.startswith(name) for one in known):
-        return ""  # a short form, or an abbreviation, which argparse takes
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.88)
-    return f"--{flag} is not known: --{near[0]} is" if near else ""
+    if name in read["options"]:
+        text = case.outside(f"--{flag}", read["options"][name])
+        return _flag_outside(flag, text, read["instead"].get(flag, {}), case) if text else None
+    known = (*read["options"], *read["beside"])
+    if len(name) < 3 or any(one.startswith(name) for one in known):
+        return None  # a short form, one of other builds, or an abbreviation, which argparse takes
+    near = difflib.get_close_matches(name, read["options"], n=1, cutoff=0.88)
+    if near:
+        return RuleFinding(f"--{flag} is not known: --{near[0]} is", severity="error")
+    was_read = SpecifierSet(read["options_of"], prereleases=False)
+    is_read = case.version is not None and case.version in was_read
+    text = f"--{flag} is in no release that was read ({read['options_of']})"
+    return RuleFinding(text, severity="error") if is_read and not case.built_by_owner else None
 
 
-def _outside(what: str, span: list[str | None], version: Version | None) -> str:
-    """Why a release does not have what others have; empty where it has, or is no release.
+def _flag_outside(flag: str, text: str, instead: Mapping[str, Any], case: Case) -> RuleFinding:
+    """Return the finding on a flag that the release does not have.
 
     Args:
-        span: the first version, and the first without it; null where it is older, and where the
-            newest that was read has it.
+        instead: what the engine's own source has in its place: the flag `to` which its value goes,
+            or the one `value`; whether it is safe to `drop`; what else there is to `say`.
     """
-    since, until = span
-    if version is None or version.is_prerelease or version.local:
-        return ""
-    if since and version < Version(since):
-        return f"{what} came with vLLM {since}, this is {version}"
-    return f"{what} went with vLLM {until}" if until and version >= Version(until) else ""
+    to, fix, edit = instead.get("to"), instead.get("say", ""), None
+    if instead.get("drop") or to in case.flags:
+        edit = Edit("flag", flag, None)
+        fix = f"leave --{flag} out: {fix or f'--{to} is given'}"
+    elif to:
+        edit = Edit("flag", to, instead.get("value", case.flags.get(flag)), replaces=flag)
+        fix = written(f"--{to}", edit.value)
+    known = case.version is not None and not case.version.is_prerelease
+    return RuleFinding(text, severity="error" if known else "warning", edit=edit, fix=fix)
 
 
 PLUGINS = {
@@ -113,7 +130,7 @@ _UNFILLED = re.compile(r"[$<{]")
 
 @rule("wrong-flag-value")
 def wrong_flag_value(case: Case) -> RuleFinding | None:
-    """A value that no release of vLLM takes, or none but others than the one that is started.
+    """A value that no release of the engine takes, or none but others than the one that is started.
 
     Where the release is not known, or someone else built or patched it, less is certain.
     """
@@ -121,7 +138,7 @@ def wrong_flag_value(case: Case) -> RuleFinding | None:
     given = {flag: value for flag, value in given.items() if PLUGINS.get(flag) not in case.flags}
     if method := case.launch.speculative.get("method"):
         given["speculative-config.method"] = str(method)
-    told = [text for pair in given.items() if (text := _why_refused(*pair, case.version))]
+    told = [text for pair in given.items() if (text := _why_refused(*pair, case))]
     if not told:
         return None
     is_patched = any(SITE.search(volume.target) for volume in case.launch.volumes)
@@ -129,16 +146,18 @@ def wrong_flag_value(case: Case) -> RuleFinding | None:
     return RuleFinding("; ".join(told), severity="error" if is_certain else "warning")
 
 
-def _why_refused(flag: str, value: str, version: Version | None) -> str:
-    """Why vLLM does not take a value of a flag; empty as for a flag."""
-    read = table("vllm_options", "issues")
-    if version is not None and version > Version(read["newest"]):
+def _why_refused(flag: str, value: str, case: Case) -> str:
+    """Why the engine does not take a value of a flag; empty as for a flag."""
+    read = table(f"{case.launch.engine}_options", "issues")
+    flag = dialect(case.launch.engine).own(flag)
+    was_read = SpecifierSet(read["values_of"], prereleases=True)
+    if case.version is not None and case.version not in was_read:
         return ""
     taken = {_plain(one): (one, span) for one, span in read["values"].get(flag, {}).items()}
     if not taken or _UNFILLED.search(value):
         return ""
     if found := taken.get(_plain(value)):
-        return _outside(f"--{flag} {value}", found[1], version)
+        return case.outside(f"--{flag} {value}", found[1])
     near = difflib.get_close_matches(_plain(value), taken, n=1, cutoff=0.75)
     if near:
         return f"--{flag} {value} is not known: {taken[near[0]][0]} is"
@@ -152,9 +171,9 @@ def variable_not_read(case: Case) -> RuleFinding | None:
     read = table("vllm_options", "issues")["variables"]
     told = []
     for name in case.launch.env:
-        if name in read:
-            told.append(_outside(name, read[name], case.version))
-        elif not name.startswith("VLLM_"):
+        if name in read and case.version is not None:
+            told.append(case.outside(name, read[name]))
+        elif name in read or not name.startswith("VLLM_"):
             continue  # such as LLM_API_KEY of the author's own
         elif near := difflib.get_close_matches(name, read, n=1, cutoff=0.9):
             told.append(f"{name} is not known: {near[0]} is")

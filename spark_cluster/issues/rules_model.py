@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -32,8 +33,12 @@ _FILE = tomllib.loads(Path(__file__).with_name("quantizers.toml").read_text(enco
 FORMATS, SAME, EXCLUDES = (_FILE[name] for name in ("formats", "same", "excludes"))
 
 MODELS = table("vllm_models", "issues")
-"""Kinds of models, by the beginning of their type, with the first vLLM that has a class for them;
-connectors that do not know several kinds of layers."""
+"""Architectures with the first vLLM that has a class for them and the first without it, and the
+same of those that do not take LoRA adapters or pipeline stages; connectors that do not know several
+kinds of layers."""
+
+KINDS = re.compile(r"_(text|mm_model)$|_")
+"""What the name of a class has not of the type of its model."""
 
 VISION_TOKENS = 2496
 """Of one image in Gemma 4, at most (vLLM's own message)."""
@@ -103,14 +108,50 @@ def connector_and_hybrid_cache(case: Case) -> RuleFinding | None:
     return RuleFinding(f"{name}, {case.names[0]}") if name in MODELS["one_kind_of_layer"] else None
 
 
+def _architectures(case: Case) -> list[str]:
+    """Return the architecture of the registry that the model is, or those that its type lets one
+    think; none where nothing tells, or where it is overridden."""
+    if case.geometry is None or {"hf-overrides", "model-impl"} & case.flags.keys():
+        return []
+    own = [name for name in case.geometry.architectures if name in MODELS["architectures"]]
+    kind = KINDS.sub("", case.family)
+    known = MODELS["architectures"] if kind and not own else ()
+    return own[:1] or [name for name in known if name.lower().replace("_", "").startswith(kind)]
+
+
 @rule("model-newer-than-vllm")
 def model_newer_than_vllm(case: Case) -> RuleFinding | None:
-    kinds = [kind for kind in MODELS["since"] if case.family.startswith(kind)]
-    since = MODELS["since"].get(max(kinds, key=len, default=""), "0")
-    if case.version is None or case.version.is_prerelease or case.version >= Version(since):
+    """A model without a class in the release; of a plain one Transformers may have it."""
+    known, shape = MODELS["architectures"], case.geometry
+    names = sorted(_architectures(case), key=lambda name: Version(known[name][0] or "0"))
+    told = [case.outside(f"{name} of {case.names[0]}", known[name]) for name in names]
+    if shape is None or not names or not all(told):
         return None
-    what = f"{case.names[0]} wants vLLM {since}, this is {case.version}"
-    return RuleFinding(what, severity="warning" if case.built_by_owner else "error")
+    is_plain = "ForCausalLM" in names[0] and not (shape.is_moe or shape.recurrent or shape.latent)
+    is_certain = case.version is not None and not (is_plain or case.built_by_owner)
+    return RuleFinding(told[0], severity="error" if is_certain else "warning")
+
+
+@rule("pipeline-not-supported")
+def stages_not_supported(case: Case) -> RuleFinding | None:
+    return _not_done("stages", f"--pipeline-parallel-size {case.launch.pp}", case)
+
+
+@rule("lora-not-supported")
+def lora_not_supported(case: Case) -> RuleFinding | None:
+    return _not_done("lora", "--enable-lora", case)
+
+
+def _not_done(ability: str, asked: str, case: Case) -> RuleFinding | None:
+    """Return the finding on what no class of the release that the model may be does."""
+    names, without = _architectures(case), MODELS[f"without_{ability}"]
+    lacking = [name for name in names if name in without and not case.outside("", without[name])]
+    if not names or lacking != names or (case.version and case.version.is_prerelease):
+        return None
+    until, gone = without[names[0]][1], MODELS["architectures"][names[0]][1]
+    found = f"{asked}, {names[0]}" + (f"; vLLM {until} can do it" if until != gone else "")
+    certain = case.version is not None and not case.built_by_owner
+    return RuleFinding(found, severity="error" if certain else "warning")
 
 
 @rule("mtp-method-renamed")

@@ -62,15 +62,15 @@ def quantization_named(word: object) -> Quantization | None:
     return cast("Quantization | None", words.get(str(word).lower()))
 
 
-def version_in(image: str) -> str | None:
-    """The version of vLLM in an image, None when its tag does not say it."""
+def version_in(image: str, engine: str = "vllm") -> str | None:
+    """The version of an engine in an image, None when its tag does not say it."""
     data = table("images")
     plain = image.removeprefix("docker.io/").partition("@")[0]
     if known := data["tags"].get(plain):
-        return cast(str, known["vllm"])
+        return cast("str | None", known.get(engine))
     for row in data["patterns"]:
         if found := re.fullmatch(row["pattern"], plain):
-            return cast(str, found["vllm"])
+            return found.groupdict().get(engine)
     return None
 
 

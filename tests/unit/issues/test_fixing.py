@@ -169,3 +169,34 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     with pytest.raises(InvalidFile, match="cannot be written"):
         lint_target.write(tmp_path / "none" / "a.yaml", "x")
     assert [p.name for p in tmp_path.iterdir()] == ["a.yaml"]
+
+
+GONE = (
+    "docker run vllm/vllm-openai:v0.18.0 m --swap-space 8 --num-scheduler-steps=8 "
+    "--cuda-graph-sizes 1 2 --disable-mm-preprocessor-cache --enable-reasoning --tp 1"
+)
+
+
+def test_flags_that_went_are_left_out_or_have_the_name_that_the_release_knows(tmp_path):
+    project = Project(tmp_path)
+    done = lint_target.fix(lint_target.of_command(GONE, None), project)
+    after = "0.8 --cudagraph-capture-sizes 1 2 --mm-processor-cache-gb 0 --tp 1"
+    assert done.text.endswith(f"--gpu-memory-utilization {after}")
+    assert "unknown-flag" in {finding.id for finding in done.fixed}
+
+
+def test_a_flag_that_went_is_left_out_where_its_new_name_is_given_too(tmp_path):
+    text = (
+        "docker run lmsysorg/sglang:v0.5.20 sglang serve --model-path m --cuda-graph-max-bs 8 "
+        "--cuda-graph-max-bs-decode 16 --enable-deepep-moe --no-stream-output"
+    )
+    project = Project(tmp_path)
+    done = lint_target.fix(lint_target.of_command(text, None), project)
+    after = "--cuda-graph-max-bs-decode 16 --moe-a2a-backend deepep --no-stream-output"
+    assert done.text.endswith(f"--model-path m {after}")
+
+
+def test_a_flag_takes_the_place_of_another_one():
+    edit = Edit("flag", "gpu-memory-limit", 4, replaces="max-model-len")
+    minus, plus = in_recipe(edit)
+    assert (minus, plus) == ("-   max-model-len: 32768", "+   gpu-memory-limit: 4")
