@@ -35,6 +35,9 @@ from spark_cluster.errors import UsageError
 
 MOST_DRAFTED = 1000
 
+DRAFTER_FLAGS = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens"}
+"""vLLM's short forms of keys of `--speculative-config`, since 0.22.0 (vllm/engine/arg_utils.py)."""
+
 
 @dataclass(frozen=True)
 class Volume:
@@ -109,8 +112,9 @@ class Launch:
 
     @property
     def speculative(self) -> Mapping[str, object]:
-        """`--speculative-config`, whoever wrote it; empty without one."""
-        return json_object(self.args.get("speculative-config"))
+        """`--speculative-config` with its short forms, whoever wrote it; empty without one."""
+        given = {key: self.args[flag] for flag, key in DRAFTER_FLAGS.items() if flag in self.args}
+        return {**given, **json_object(self.args.get("speculative-config"))}
 
     @property
     def drafted_tokens(self) -> int:
