@@ -35,8 +35,10 @@ from spark_cluster.errors import UsageError
 
 MOST_DRAFTED = 1000
 
-DRAFTER_FLAGS = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens"}
-"""vLLM's short forms of keys of `--speculative-config`, since 0.22.0 (vllm/engine/arg_utils.py)."""
+DRAFTER_FLAGS = {
+    "spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens",
+}  # fmt: skip
+"""vLLM's short forms of keys of `--speculative-config`, since 0.22.0 (its arg_utils.py)."""
 
 
 @dataclass(frozen=True)

@@ -142,12 +142,13 @@ class _Look:
         rays = {n.name: n.containers[RAY] for n in self.nodes if n.reachable}
         left = {name: ray for name, ray in rays.items() if ray.status != "absent"}
         problems, found = self._unreachable(), list[RayNode]()
+        word = "failed" if problems else "stopped"
         if left and all(ALONE.items() <= ray.labels.items() for ray in left.values()):
             if self.head is not None and self.head.name in left:
                 found = self._ray(self.head, left[self.head.name])
         elif left:
-            problems.append(f"Ray runs without a server, on {', '.join(left)}")
-        word = "failed" if problems else "stopped"
+            word = "failed" if problems else "interrupted"
+            problems.append(f"Ray is there without a server, on {', '.join(left)}")
         return Status(word, [*self.nodes], found, problems=tuple(problems))
 
     def _ray(self, head: NodeState, container: ContainerState) -> list[RayNode]:
@@ -174,10 +175,15 @@ class _Look:
             *(replica.problem for replica in replicas if replica.problem),
             *_of_proxy(head),
         ]
-        loading_too = {one.problem for one in replicas if one.state == "loading"}
-        of_nodes = set(problems) - loading_too
+        expected = {one.problem for one in replicas if one.state == "loading"}
+        if server.running and not (server.restarts or self._ray_restarted(size)):
+            expected.update(_of_ray(ray or [], size))  # its nodes still join
+        of_nodes = set(problems) - expected
+        cut = self._not_done(head, server, endpoint)
         found = judge_health(engine_of(server), health.status, None, completion)
-        if not found.serves:
+        if cut:
+            problems.append(cut)
+        elif not found.serves:
             problems.append(_unanswered(endpoint, health, completion, server.kind, limit))
         if health.status == 0 and server.restarts and not behind:
             problems.append(_restarted(session, head.name, server.restarts))
@@ -185,8 +191,9 @@ class _Look:
             problems += self._ray_restarted(size)
         life = judge_health(engine_of(server), health.status, server).life
         loads = endpoint is not None and life is Life.LOADING and not of_nodes
+        word = _word(answer=found.serves, problems=problems, loading=loads)
         return Status(
-            _word(answer=found.serves, problems=problems, loading=loads),
+            "interrupted" if cut else word,
             [*self.nodes],
             ray or [],
             **_access(head, endpoint, health.certificate),
@@ -194,6 +201,13 @@ class _Look:
             problems=tuple(problems),
             replicas=replicas,
         )
+
+    def _not_done(self, head: NodeState, server: ContainerState, endpoint: Endpoint | None) -> str:
+        """Return what an `up` that was interrupted did not get to; empty where it did all."""
+        if _never_started(server):
+            return "the server is there and was never started"
+        behind = endpoint is not None and endpoint.port in self.play.inventory.serve.engine_ports
+        return "its proxy was not set up" if behind and head.description is None else ""
 
     def _without_link(self, size: int) -> list[str]:
         """Return nodes that serve together with others, and whose ConnectX-7 interfaces are all
@@ -228,7 +242,7 @@ class _Look:
             behind: the replicas, whose own problems are told elsewhere.
         """
         problems = self._unreachable()
-        if server.status != "running" and not behind:
+        if not (server.running or _never_started(server) or behind):
             code = "0, as when its engine died" if server.exit_code == 0 else server.exit_code
             problems.append(f"the server is {server.in_words} (exit code {code})")
         wanted = [replica.node for replica in behind] or self._serving(size)
@@ -426,6 +440,11 @@ def _of_proxy(head: NodeState) -> list[str]:
         return []
     unit_is = head.proxy or "not there"
     return [f"the proxy in front of vLLM ({UNIT}) is {unit_is} on {head.name}"]
+
+
+def _never_started(server: ContainerState) -> bool:
+    """Return whether a run ended between making and starting it: a start that failed has a code."""
+    return server.status == "created" and not server.exit_code
 
 
 def _word(*, answer: bool, problems: list[str], loading: bool) -> str:
