@@ -257,8 +257,8 @@ def _load(stream: Stream, ref: str, on_bytes: Callable[[int], None]) -> list[str
         status, printed = loading.wait(), _text(said)
         if full.is_set():
             raise ResourceError(
-                f"the disk of Docker's store has less than {KEPT_FREE >> 30} GiB left, and less than "
-                "half of what was free before",
+                f"the disk of Docker's store has less than {KEPT_FREE >> 30} GiB left, and less "
+                "than half of what was free",
                 "`spark-cluster images prune` shows what can be removed",
             )
         if status:
