@@ -225,6 +225,10 @@ def _measure(play: Play, hops: Sequence[link_check.Hop], done: Provisioned) -> N
         and hop.ours.hca
         and hop.source.index < hop.target.index
     ]
+    without = [node.name for node in play.nodes if "perftest" not in node.facts.packages]
+    if hops and without:
+        names = ", ".join(without)
+        play.note(f"the link was not measured: ib_write_bw (perftest) is not on {names}")
     rates = link_check.bandwidths(wanted, play.session)
     for hop, gbits in zip(wanted, rates, strict=True):
         if isinstance(gbits, SparkClusterError):
