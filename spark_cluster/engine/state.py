@@ -175,10 +175,7 @@ class _Look:
             *(replica.problem for replica in replicas if replica.problem),
             *_of_proxy(head),
         ]
-        expected = {one.problem for one in replicas if one.state == "loading"}
-        if server.running and not (server.restarts or self._ray_restarted(size)):
-            expected.update(_of_ray(ray or [], size))  # its nodes still join
-        of_nodes = set(problems) - expected
+        of_nodes = set(problems) - self._of_a_start(server, size, ray or [], replicas)
         cut = self._not_done(head, server, endpoint)
         found = judge_health(engine_of(server), health.status, None, completion)
         if cut:
@@ -191,9 +188,8 @@ class _Look:
             problems += self._ray_restarted(size)
         life = judge_health(engine_of(server), health.status, server).life
         loads = endpoint is not None and life is Life.LOADING and not of_nodes
-        word = _word(answer=found.serves, problems=problems, loading=loads)
         return Status(
-            "interrupted" if cut else word,
+            "interrupted" if cut else _word(answer=found.serves, problems=problems, loading=loads),
             [*self.nodes],
             ray or [],
             **_access(head, endpoint, health.certificate),
@@ -202,11 +198,21 @@ class _Look:
             replicas=replicas,
         )
 
+    def _of_a_start(
+        self, server: ContainerState, size: int, ray: list[RayNode], others: Sequence[ServerState]
+    ) -> set[str]:
+        """Return what is no fault while all start: replicas load, nodes have yet to join Ray."""
+        found = {one.problem for one in others if one.state == "loading"}
+        if not (server.restarts or self._ray_restarted(size)):
+            found.update(_of_ray(ray, size))
+        return found
+
     def _not_done(self, head: NodeState, server: ContainerState, endpoint: Endpoint | None) -> str:
         """Return what an `up` that was interrupted did not get to; empty where it did all."""
         if _never_started(server):
             return "the server is there and was never started"
-        behind = endpoint is not None and endpoint.port in self.play.inventory.serve.engine_ports
+        serve = self.play.inventory.serve
+        behind = serve.proxied and endpoint is not None and endpoint.port in serve.engine_ports
         return "its proxy was not set up" if behind and head.description is None else ""
 
     def _without_link(self, size: int) -> list[str]:

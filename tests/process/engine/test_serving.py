@@ -161,7 +161,7 @@ def play_of(lost=(), head="spark1", cable=True, **sessions):
     return SimpleNamespace(
         nodes=nodes,
         out={name: Unreachable("no answer", where=name) for name in lost},
-        inventory=SimpleNamespace(serve=ServeEntry()),
+        inventory=SimpleNamespace(serve=ServeEntry(bind="management")),
         connections=SimpleNamespace(
             nodes=dict.fromkeys(sessions), session=sessions.__getitem__, connection=lambda _n: None
         ),
