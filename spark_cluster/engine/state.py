@@ -169,18 +169,17 @@ class _Look:
             lambda: self._servers(behind),
             lambda: self._asked(server, session, endpoint, limit),
         )
+        cut = self._not_done(head, server, endpoint)
         problems = [
             *(f"no ConnectX-7 interface of {name} is up: is the cable in?" for name in dark),
             *self._problems(server, size, ray, behind),
             *(replica.problem for replica in replicas if replica.problem),
             *_of_proxy(head),
+            *cut,
         ]
         of_nodes = set(problems) - self._of_a_start(server, size, ray or [], replicas)
-        cut = self._not_done(head, server, endpoint)
         found = judge_health(engine_of(server), health.status, None, completion)
-        if cut:
-            problems.append(cut)
-        elif not found.serves:
+        if not (found.serves or cut):
             problems.append(_unanswered(endpoint, health, completion, server.kind, limit))
         if health.status == 0 and server.restarts and not behind:
             problems.append(_restarted(session, head.name, server.restarts))
@@ -207,13 +206,15 @@ class _Look:
             found.update(_of_ray(ray, size))
         return found
 
-    def _not_done(self, head: NodeState, server: ContainerState, endpoint: Endpoint | None) -> str:
+    def _not_done(
+        self, head: NodeState, server: ContainerState, endpoint: Endpoint | None
+    ) -> list[str]:
         """Return what an `up` that was interrupted did not get to; empty where it did all."""
         if _never_started(server):
-            return "the server is there and was never started"
+            return ["the server is there and was never started"]
         serve = self.play.inventory.serve
         behind = serve.proxied and endpoint is not None and endpoint.port in serve.engine_ports
-        return "its proxy was not set up" if behind and head.description is None else ""
+        return ["its proxy was not set up"] if behind and head.description is None else []
 
     def _without_link(self, size: int) -> list[str]:
         """Return nodes that serve together with others, and whose ConnectX-7 interfaces are all
