@@ -116,6 +116,9 @@ def show_run(app: App, record: Record) -> None:
     mode = f", latency mode {record.tool.latency_mode}" if record.tool.latency_mode else ""
     about = f"suite {record.suite}, {record.tool.name} {record.tool.version}{mode}; speeds in tok/s"
     console.print(painted(about, "dim"))
+    if begun:
+        status, attach = (app.command(f"bench {word} RUN") for word in ("status", "attach"))
+        console.print(f"`{status}` counts what is left, `{attach}` continues it")
     place = {setup.id: number for number, setup in enumerate(record.setups)}
     ordered = sorted(  # turns of a pair stand together
         (cell for cell in record.cells if cell.status == "ok"),

@@ -33,7 +33,7 @@ BUDGETS = {
     "doctor": 2_461,
     "bench": 5_768,
     "dashboard": 350,
-    "cli": 8_559,  # hints to paste; screens of 80 columns; lists while a node is off
+    "cli": 8_562,  # hints to paste; screens of 80 columns; lists while a node is off
     "roles, playbooks": 1_953,
     "spark_cluster_lab": 5_500,
     "__main__": 5,
