@@ -42,7 +42,7 @@ def main(
     bootstrap = play.role("bootstrap", **keys)
     drivers = play.role("drivers", **({"allow_reboot": True} if allow_reboot else {}))
     containers = play.role("containers", **({"allow_restart": True} if allow_restart else {}))
-    link = roles_of_link(play)
+    link = roles_of_link(play, "network", "ssh_mesh", "copies")
     roles = [bootstrap, drivers, *link, "memory", "power", containers, "caches"]
     with play.stage("apply"):
         selection = play.options.selection

@@ -452,6 +452,10 @@ def _changed(a: Record, b: Record) -> Iterator[str]:
     for name in _COMPARED["changes"]:
         sides = [[getattr(setup, name) for setup in run.setups] for run in (a, b)]
         yield from change(name.replace("_", " "), *sides)
+    joined = [
+        [s.executor or ("none" if len(s.nodes) == 1 else "") for s in r.setups] for r in (a, b)
+    ]
+    yield from change("executor", *joined)
     yield from change("spark-cluster", [a.spark_cluster], [b.spark_cluster])
     yield from change("client", [a.client], [b.client])
     for name in [*NodeRecord.model_fields][1:]:  # after its name

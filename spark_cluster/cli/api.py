@@ -225,6 +225,7 @@ class Cluster(Opened):
         nodes, keys = with_keys(self.nodes, password)
         with self.play("provision", nodes, options) as run:
             playbook = self.project.load_playbook("provision")  # while connections are being made
+            _refuse_unknown(self.project, playbook, run.options.selection)
             play = run.open(fail_fast=False)
             done = playbook.function(
                 play,
@@ -564,7 +565,8 @@ def _must_need_nothing(playbook: Playbook) -> None:
 def _refuse_unknown(project: Project, playbook: Playbook, selection: Selection) -> None:
     """Refuse a name of --tags or --skip-tags before anything is applied, if files tell all names.
 
-    Where code makes tags, or the playbook is ours, the names are checked at the end of the run.
+    Where code makes tags, or in a playbook of ours that does more than apply roles, the names are
+    checked at the end of the run.
 
     Raises:
         UsageError: neither a role nor a text in the playbook or in a role has that name.
@@ -573,11 +575,15 @@ def _refuse_unknown(project: Project, playbook: Playbook, selection: Selection) 
     files = [playbook.path, *(file for role in roles.values() for file in role.glob("*.py"))]
     texts = {file: file.read_text(errors="replace") for file in files if selection.partial}
     own = (text for file, text in texts.items() if not file.is_relative_to(shipped))
-    if playbook.path.is_relative_to(shipped) or any(map(_MADE_TAGS.search, own)):
+    ours = playbook.path.is_relative_to(shipped)
+    if (ours and playbook.name != "provision") or any(map(_MADE_TAGS.search, own)):
         return
     quoted = {name for text in texts.values() for _, name in _QUOTED.findall(text)}
     known = replace(selection, start_at="", _seen={"playbook", *roles, *quoted})
     if unmatched := known.unmatched():
+        if ours:  # of all words in our roles none is meant
+            applied = {name for _, name in _QUOTED.findall(texts[playbook.path])}
+            unmatched.hint = f"roles of {playbook.name}: {', '.join(sorted(applied & {*roles}))}"
         raise unmatched
 
 

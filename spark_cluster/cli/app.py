@@ -341,14 +341,15 @@ def exit_status(run: Callable[[], Any], *, as_json: bool = False) -> int:
     except SystemExit as ended:  # of a command; of click where no one reads its output
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except click.ClickException as error:
-        message = error.format_message()
+        message, ctx = error.format_message(), getattr(error, "ctx", None)
+        hint = f"`{ctx.command_path} --help` shows what there is" if ctx else ""
+        if ctx and "extra arg" in message and any("--recipe" in p.opts for p in ctx.command.params):
+            hint = f"a recipe is given by --recipe NAME; {hint}"
         if as_json:
-            _print_error({"message": message, "where": "", "hint": ""})
+            _print_error({"message": message, "where": "", "hint": hint})
         if message.startswith("Usage: "):  # a group without a command: click gives its help
             error.show()
             return error.exit_code
-        ctx = getattr(error, "ctx", None)
-        hint = f"`{ctx.command_path} --help` shows what there is" if ctx else ""
         show_error(message, hint)
         return error.exit_code
     except SparkClusterError as error:

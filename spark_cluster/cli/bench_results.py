@@ -110,11 +110,15 @@ def show_run(app: App, record: Record) -> None:
     bad = [cell for cell in record.cells if cell.status != "ok"]
     good = len(record.cells) - len(bad)
     colour = "red" if any(cell.status == "failed" for cell in bad) else "green"
-    verdict = f"{record.status}: {good} of {len(record.cells)} cells measured"
+    begun = "" if record.status == "complete" else "begun "  # others are not in the record yet
+    verdict = f"{record.status}: {good} of {len(record.cells)} {begun}cells measured"
     console.say("{}  [dim]run {}[/]", painted(verdict, f"bold {colour}"), record.id)
     mode = f", latency mode {record.tool.latency_mode}" if record.tool.latency_mode else ""
     about = f"suite {record.suite}, {record.tool.name} {record.tool.version}{mode}; speeds in tok/s"
     console.print(painted(about, "dim"))
+    if begun:
+        status, attach = (app.command(f"bench {word} RUN") for word in ("status", "attach"))
+        console.print(f"`{status}` counts what is left, `{attach}` continues it")
     place = {setup.id: number for number, setup in enumerate(record.setups)}
     ordered = sorted(  # turns of a pair stand together
         (cell for cell in record.cells if cell.status == "ok"),

@@ -165,8 +165,9 @@ def _runtime(fit: Fit) -> str:
     if fit.measured_gib is not None:
         return f"{total.expected:.1f} GiB a node, as your own servers logged it"
     graphs = f", CUDA graphs {parts.graphs.expected:.1f}" if parts.graphs.expected else ""
+    low = max(0.0, total.low)
     return (
-        f"{total.expected:.1f} GiB a node ({total.low:.1f} to {total.high:.1f}): activations "
+        f"{total.expected:.1f} GiB a node ({low:.1f} to {total.high:.1f}): activations "
         f"{parts.activations.expected:.1f}{graphs}, outside PyTorch {parts.outside.expected:.1f}"
     )
 
@@ -178,7 +179,8 @@ def _cache(fit: Fit) -> Text:
     requests = f"{cache.max_concurrency:.1f} requests"
     at_a_time = fit.launch.number("max-num-seqs")
     fewer = at_a_time is not None and at_a_time < int(cache.max_concurrency)
-    limit = f"; --max-num-seqs lets {at_a_time:g} run" if fewer else ""
+    flag = dialect(fit.launch.engine).own("max-num-seqs")
+    limit = f"; --{flag} lets {at_a_time:g} run" if fewer else ""
     kind = "unquantized" if fit.serving.kv_dtype == "auto" else fit.serving.kv_dtype
     ends = f" ({fit.kv_low_gib:.1f} to {fit.kv_high_gib:.1f})" if fit.share is not None else ""
     size = (

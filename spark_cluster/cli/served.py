@@ -37,6 +37,7 @@ STYLES = {
     "serving": "green",
     "starting": "yellow",
     "degraded": "yellow",
+    "interrupted": "yellow",
     "failed": "red",
     "stopped": "dim",
 }
@@ -49,11 +50,11 @@ LAST = "last"
 def status(app: App) -> int:
     """Show what is served and what is wrong: containers, Ray, health, and a real completion.
 
-    Exit status 5 when the state is failed or degraded, 3 when no node can be reached.
+    Exit status 5 when the state is failed, interrupted or degraded, 3 when no node can be reached.
     """
     found = app.cluster.status()
     app.show(found, _show_status)
-    return 5 if found.state in ("failed", "degraded") else 0
+    return 5 if found.state in ("failed", "interrupted", "degraded") else 0
 
 
 def _show_status(app: App, found: Status) -> None:
@@ -136,7 +137,10 @@ def _advice(app: App, found: Status) -> str:
     command = app.command(f"up {quoted_options(found.overrides)}".rstrip())
     if found.state == "stopped" and not found.problems:
         return f"to serve: {command}"
-    return f"{command} repairs it; {logs} shows more"
+    more = f"repairs it; {logs} shows more"
+    if found.state == "interrupted":
+        more = f"continues what `up` began, {app.command('down')} ends it"
+    return f"{command} {more}"
 
 
 MARKS = {"ok": "ok", "failed": "fail", "not applicable": "info", "not run": "warn"}

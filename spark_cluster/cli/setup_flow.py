@@ -535,4 +535,8 @@ def _taken(flow: Flow, step: SetupStep, recipe: str, option: str = "") -> list[s
         write(flow, step, replace(answers, recipe=recipe))
     flow.note("ok", f"recipe {recipe}  {option}".rstrip())
     is_named = app.cluster.inventory_is_missing or recipe == app.own_recipe
-    return [*option.split(), *([] if is_named else ["--recipe", recipe])]
+    if is_named:
+        return option.split()
+    flow.note("info", f"your inventory stays as it is; `serve: {{recipe: {recipe}}}` there makes a "
+              "plain `up` serve this one")  # fmt: skip
+    return [*option.split(), "--recipe", recipe]

@@ -35,6 +35,11 @@ from spark_cluster.errors import UsageError
 
 MOST_DRAFTED = 1000
 
+DRAFTER_FLAGS = {
+    "spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens",
+}  # fmt: skip
+"""vLLM's short forms of keys of `--speculative-config`, since 0.22.0 (its arg_utils.py)."""
+
 
 @dataclass(frozen=True)
 class Volume:
@@ -109,8 +114,9 @@ class Launch:
 
     @property
     def speculative(self) -> Mapping[str, object]:
-        """`--speculative-config`, whoever wrote it; empty without one."""
-        return json_object(self.args.get("speculative-config"))
+        """`--speculative-config` with its short forms, whoever wrote it; empty without one."""
+        given = {key: self.args[flag] for flag, key in DRAFTER_FLAGS.items() if flag in self.args}
+        return {**given, **json_object(self.args.get("speculative-config"))}
 
     @property
     def drafted_tokens(self) -> int:
@@ -201,8 +207,8 @@ def of_recipe(recipe: Recipe, tp: int, gpu_memory_utilization: float | None = No
         source = f"{recipe.model.node_path}/{patch.file}" if patch.origin == "model" else patch.file
         volumes.append(Volume(source, patch.target, read_only=True))
     revisions = {recipe.model.name: recipe.model.revision} if recipe.model.source == "hub" else {}
-    if recipe.drafter is not None and recipe.drafter.name:
-        revisions[recipe.drafter.name] = recipe.drafter.revision
+    if (given := recipe.drafter) is not None and given.name:
+        revisions[given.name] = given.revision
     flags = recipe.flags(tp, gpu_memory_utilization)
     return Launch(
         revisions=revisions,
@@ -217,7 +223,7 @@ def of_recipe(recipe: Recipe, tp: int, gpu_memory_utilization: float | None = No
         args=recipe.dialect.common(flags),
         env=recipe.plain_env,
         volumes=tuple(volumes),
-        drafter=(recipe.drafter.name or recipe.drafter.path) if recipe.drafter else None,
+        drafter=(given.name or given.path) if given else str(flags.get("spec-model", "")) or None,
         directory=recipe.model.source == "directory",
         venv=recipe.venv.path if recipe.venv is not None else "",
         tp=tp,

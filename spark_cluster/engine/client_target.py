@@ -531,6 +531,7 @@ def install(folder: Path, node: str, argv: Sequence[str]) -> Path:
         Failed: systemctl failed.
     """
     _require_systemd()
+    _systemctl("show-environment")  # without a session nothing is written
     path = folder / unit_name(node)
     durable.make_folder(folder, 0o755)
     durable.write_file(path, unit_text(node, argv).encode(), 0o644)

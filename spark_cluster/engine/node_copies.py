@@ -63,7 +63,7 @@ class Copied(Document):
 
     def __str__(self) -> str:
         """A line about it."""
-        if not self.sender:
+        if not self.moved:
             return f"{self.node}: nothing to copy, {gigabytes(self.kept)} are there"
         way = "the fabric" if self.fabric else "the management network"
         rate = round(self.moved / max(self.seconds, SHORTEST_S))

@@ -108,7 +108,7 @@ class Provisioned:
     bandwidth: list[link_check.Bandwidth] = field(default_factory=list)
 
 
-def roles_of_link(play: Play) -> Roles:
+def roles_of_link(play: Play, network: str, mesh: str, copies: str) -> Roles:
     """Return the roles of what is between nodes; none when there is one only.
 
     Raises:
@@ -117,11 +117,11 @@ def roles_of_link(play: Play) -> Roles:
     names = tuple(play.inventory.nodes)
     if len(names) < 2:
         return []
-    mesh = play.role("ssh_mesh", peers=names)
+    joined = play.role(mesh, peers=names)
     link_check.must_be_switched(play.nodes, play.session)
     dark = [node for node in play.nodes if not node.links]
     if not (play.out and dark):
-        return ["network", mesh, "copies"]
+        return [network, joined, copies]
     for node in dark:
         play.note(
             f"no ConnectX-7 interface is up; {', '.join(play.out)} was not reached, and a Spark "
@@ -130,7 +130,7 @@ def roles_of_link(play: Play) -> Roles:
             warning=True,
             node=node,
         )
-    return [mesh, "copies"]
+    return [joined, copies]
 
 
 def apply_until_settled(play: Play, roles: Roles, once: RoleCall) -> Applied:
@@ -225,6 +225,10 @@ def _measure(play: Play, hops: Sequence[link_check.Hop], done: Provisioned) -> N
         and hop.ours.hca
         and hop.source.index < hop.target.index
     ]
+    without = [node.name for node in play.nodes if "perftest" not in node.facts.packages]
+    if hops and without:
+        names = ", ".join(without)
+        play.note(f"the link was not measured: ib_write_bw (perftest) is not on {names}")
     rates = link_check.bandwidths(wanted, play.session)
     for hop, gbits in zip(wanted, rates, strict=True):
         if isinstance(gbits, SparkClusterError):

@@ -465,7 +465,8 @@ def with_known(error: VerificationFailed, name: str, launch: Launch) -> Verifica
     engine = BY_KEY.get(launch.engine, VLLM)
     known = [in_words_of(engine, one) for one in found]
     lines = [f"known: {f.title} ({f.id}): {f.fix}" for f in known]
-    error.hint = "\n  ".join([error.hint, *lines] if error.hint else lines)
+    own = engine.in_its_words(error.hint)
+    error.hint = "\n  ".join([own, *lines] if own else lines)
     return error
 
 

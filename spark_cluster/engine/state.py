@@ -142,12 +142,13 @@ class _Look:
         rays = {n.name: n.containers[RAY] for n in self.nodes if n.reachable}
         left = {name: ray for name, ray in rays.items() if ray.status != "absent"}
         problems, found = self._unreachable(), list[RayNode]()
+        word = "failed" if problems else "stopped"
         if left and all(ALONE.items() <= ray.labels.items() for ray in left.values()):
             if self.head is not None and self.head.name in left:
                 found = self._ray(self.head, left[self.head.name])
         elif left:
-            problems.append(f"Ray runs without a server, on {', '.join(left)}")
-        word = "failed" if problems else "stopped"
+            word = "failed" if problems else "interrupted"
+            problems.append(f"Ray is there without a server, on {', '.join(left)}")
         return Status(word, [*self.nodes], found, problems=tuple(problems))
 
     def _ray(self, head: NodeState, container: ContainerState) -> list[RayNode]:
@@ -168,16 +169,17 @@ class _Look:
             lambda: self._servers(behind),
             lambda: self._asked(server, session, endpoint, limit),
         )
+        cut = self._not_done(head, server, endpoint)
         problems = [
             *(f"no ConnectX-7 interface of {name} is up: is the cable in?" for name in dark),
             *self._problems(server, size, ray, behind),
             *(replica.problem for replica in replicas if replica.problem),
             *_of_proxy(head),
+            *cut,
         ]
-        loading_too = {one.problem for one in replicas if one.state == "loading"}
-        of_nodes = set(problems) - loading_too
+        of_nodes = set(problems) - self._of_a_start(server, size, ray or [], replicas)
         found = judge_health(engine_of(server), health.status, None, completion)
-        if not found.serves:
+        if not (found.serves or cut):
             problems.append(_unanswered(endpoint, health, completion, server.kind, limit))
         if health.status == 0 and server.restarts and not behind:
             problems.append(_restarted(session, head.name, server.restarts))
@@ -186,7 +188,7 @@ class _Look:
         life = judge_health(engine_of(server), health.status, server).life
         loads = endpoint is not None and life is Life.LOADING and not of_nodes
         return Status(
-            _word(answer=found.serves, problems=problems, loading=loads),
+            "interrupted" if cut else _word(answer=found.serves, problems=problems, loading=loads),
             [*self.nodes],
             ray or [],
             **_access(head, endpoint, health.certificate),
@@ -194,6 +196,25 @@ class _Look:
             problems=tuple(problems),
             replicas=replicas,
         )
+
+    def _of_a_start(
+        self, server: ContainerState, size: int, ray: list[RayNode], others: Sequence[ServerState]
+    ) -> set[str]:
+        """Return what is no fault while all start: replicas load, nodes have yet to join Ray."""
+        found = {one.problem for one in others if one.state == "loading"}
+        if not (server.restarts or self._ray_restarted(size)):
+            found.update(_of_ray(ray, size))
+        return found
+
+    def _not_done(
+        self, head: NodeState, server: ContainerState, endpoint: Endpoint | None
+    ) -> list[str]:
+        """Return what an `up` that was interrupted did not get to; empty where it did all."""
+        if _never_started(server):
+            return ["the server is there and was never started"]
+        serve = self.play.inventory.serve
+        behind = serve.proxied and endpoint is not None and endpoint.port in serve.engine_ports
+        return ["its proxy was not set up"] if behind and head.description is None else []
 
     def _without_link(self, size: int) -> list[str]:
         """Return nodes that serve together with others, and whose ConnectX-7 interfaces are all
@@ -228,7 +249,7 @@ class _Look:
             behind: the replicas, whose own problems are told elsewhere.
         """
         problems = self._unreachable()
-        if server.status != "running" and not behind:
+        if not (server.running or _never_started(server) or behind):
             code = "0, as when its engine died" if server.exit_code == 0 else server.exit_code
             problems.append(f"the server is {server.in_words} (exit code {code})")
         wanted = [replica.node for replica in behind] or self._serving(size)
@@ -426,6 +447,11 @@ def _of_proxy(head: NodeState) -> list[str]:
         return []
     unit_is = head.proxy or "not there"
     return [f"the proxy in front of vLLM ({UNIT}) is {unit_is} on {head.name}"]
+
+
+def _never_started(server: ContainerState) -> bool:
+    """Return whether a run ended between making and starting it: a start that failed has a code."""
+    return server.status == "created" and not server.exit_code
 
 
 def _word(*, answer: bool, problems: list[str], loading: bool) -> str:

@@ -404,11 +404,11 @@ def _flag(parts: Parts, flag: str, value: EngineValue, launch: Launch) -> None:
         share = float(value) if isinstance(value, int | float) else 0.0
         why = "outside 0.05 to 0.95, which a Spark cannot give; it is computed (auto)"
         found = share if 0.05 <= share <= 0.95 else None
-        parts.head(shown_flag(flag, value), "gpu_memory_utilization", found, why)
+        parts.head(what, "gpu_memory_utilization", found, why)
     elif flag == "distributed-executor-backend":
         why = "the executors of a recipe are ray and mp"
         executor = value if value in ("ray", "mp") else None
-        parts.head(shown_flag(flag, value), "executor", executor, why)
+        parts.head(what, "executor", executor, why)
     elif place := data["head"].get(flag):
         parts.carry(what, place)
     elif (place := data["above_one"].get(flag)) and isinstance(value, int):

@@ -84,9 +84,8 @@ class Case:
     @property
     def drafters(self) -> list[str]:
         """Method and model that draft, as far as they are given."""
-        config, flag = self.launch.speculative, self.launch.text
-        given = (config.get("method"), config.get("model"), flag("spec-method"), flag("spec-model"))
-        return [str(one) for one in given if one]
+        config = self.launch.speculative
+        return [str(one) for one in (config.get("method"), config.get("model")) if one]
 
     @cached_property
     def quantization(self) -> str | None:

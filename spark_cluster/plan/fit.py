@@ -518,8 +518,6 @@ def _remarks(fitted: Fit) -> list[str]:
         return found
     if fitted.launch.number("gpu-memory-utilization") and fitted.share > fitted.highest:
         found.append(f"at most {fitted.highest:.2f} is safe here, and {fitted.share:g} is given")
-    elif fitted.needed < fitted.share and fitted.launch.number("gpu-memory-utilization"):
-        found.append(f"{fitted.needed:.2f} is enough for this request")
     busy = any(r.held or r.total_gib - r.available_gib > BUSY_GIB for r in fitted.rooms)
     if busy and fitted.fits:
         found.append(

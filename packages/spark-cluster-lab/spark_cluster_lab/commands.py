@@ -39,6 +39,7 @@ def command() -> None:
 
 @command.command()
 def up(
+    app: App | None,
     *,
     nodes: Annotated[int, click.IntRange(1, GPU_NODES)] | None,
     fresh: bool,
@@ -60,6 +61,8 @@ def up(
             May be repeated.
         share_gpu: With --gpus: allow more nodes than GPUs; they share a GPU and its memory.
     """
+    if app and app.cluster.limit != "all":  # `--fresh` would empty the others, too
+        raise UsageError("--limit: all nodes of the lab are booted", hint="--nodes says how many")
     clock = Clock()
     if gpus:
         _gpus_up(nodes, shares, clock, share_gpu=share_gpu, fresh=fresh)

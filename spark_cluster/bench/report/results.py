@@ -272,7 +272,8 @@ def verdict(results: Results) -> RunVerdict:
     record = results.record
     count = Counter(cell.status for cell in record.cells)
     attention = sum(bool(cell.attention) and cell.status == "ok" for cell in record.cells)
-    parts = [f"{count['ok']} of {len(record.cells)} cells measured"]
+    begun = "" if record.status == "complete" else "begun "
+    parts = [f"{count['ok']} of {len(record.cells)} {begun}cells measured"]
     others = {
         "failed": count["failed"],
         "left out": count["skipped"],

@@ -257,7 +257,8 @@ def _load(stream: Stream, ref: str, on_bytes: Callable[[int], None]) -> list[str
         status, printed = loading.wait(), _text(said)
         if full.is_set():
             raise ResourceError(
-                f"the disk of Docker's store has less than {KEPT_FREE >> 30} GiB left",
+                f"the disk of Docker's store has less than {KEPT_FREE >> 30} GiB left, and less "
+                "than half of what was free",
                 "`spark-cluster images prune` shows what can be removed",
             )
         if status:
@@ -266,11 +267,16 @@ def _load(stream: Stream, ref: str, on_bytes: Callable[[int], None]) -> list[str
 
 
 def _keep_room(stream: Stream, loading: subprocess.Popen[bytes], full: threading.Event) -> None:
-    """End a load that fills the disk: a sender can send without end, or what unpacks to that."""
+    """End a load that fills the disk: a sender can send without end, or what unpacks to that.
+
+    Of a disk that has little room half of it may be taken, as a small image fits.
+    """
     where = own_program.printed(("docker", "info", "--format", "{{.DockerRootDir}}"), REMOVE_S)
     with contextlib.suppress(OSError):  # Docker does not say where
+        folder = (where or "").strip()
+        kept = min(KEPT_FREE, shutil.disk_usage(folder).free // 2)
         while loading.poll() is None:
-            if shutil.disk_usage((where or "").strip()).free < KEPT_FREE:
+            if shutil.disk_usage(folder).free < kept:
                 full.set()
                 loading.kill()
                 stream.cut()

@@ -218,6 +218,8 @@ OTHER_PULL_S = 24 * 3600.0
 
 TRIES = 6
 """Failures in a row, none of which brought a byte, after which a file is given up."""
+FIRST_TRIES = 4
+"""The same for the first question: pauses of 7 s in all, then a user without a network is told."""
 LONGEST_PAUSE_S = 30.0
 LONGEST_WAIT_S = 300.0
 """Seconds; a hub that asks for more with a 429 ends the pull with its words."""
@@ -448,7 +450,7 @@ class Download(FileSource):
             try:
                 return self.hub.manifest()
             except Exception as error:  # noqa: BLE001  (`pause` raises what does not pass)
-                time.sleep(self.pause(error, failures))
+                time.sleep(self.pause(error, failures, FIRST_TRIES))
         raise AssertionError
 
     def content(self, file: StoredFile, begin: int) -> Iterator[bytes]:
@@ -457,10 +459,10 @@ class Download(FileSource):
             self._accepted = True  # the bytes of one file show that the token was good
             yield piece
 
-    def pause(self, error: Exception, failures: int) -> float:
+    def pause(self, error: Exception, failures: int, tries: int = TRIES) -> float:
         """Return the seconds until the hub is asked again; see `FileSource`."""
         found = self._problem(error)
-        if not found.passing or failures >= self.wanted.tries:
+        if not found.passing or failures >= min(tries, self.wanted.tries):
             raise found from error
         wait = self._pause(error) or min(2.0 ** (failures - 1), LONGEST_PAUSE_S)
         _print(f"{found.message}; trying again in {wait:g} s")

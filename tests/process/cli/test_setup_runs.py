@@ -7,7 +7,7 @@ import pytest
 from spark_cluster import Cluster
 from spark_cluster.cli import cli
 from spark_cluster.cli.app import App
-from spark_cluster.cli.setup_flow import Asker, Flow, StepFailed
+from spark_cluster.cli.setup_flow import Asker, Flow, StepFailed, model
 
 PLAYBOOK = """\
 from spark_cluster.resources import File
@@ -47,6 +47,15 @@ def test_what_a_command_would_change_is_asked_without_a_word(flow, project, caps
     assert not (project / "spark1/motd").exists()
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "")
+
+
+def test_an_inventory_that_is_the_users_own_keeps_its_recipe(flow, project, capsys):
+    before = (project / "inventory.yaml").read_text()
+    with flow.step("model", "what to serve") as step:
+        chosen = model(flow, step, "gpt-oss-20b", None, None)
+    assert chosen == ["--recipe", "gpt-oss-20b"]
+    assert "`serve: {recipe: gpt-oss-20b}`" in " ".join(capsys.readouterr().out.split())
+    assert (project / "inventory.yaml").read_text() == before
 
 
 def test_a_node_that_is_lost_stops_the_step(flow, project, capsys):

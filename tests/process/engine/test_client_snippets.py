@@ -273,7 +273,7 @@ def test_install_writes_the_unit_and_starts_it(systemctl, tmp_path):
     path = client_target.install(folder, "spark1", ARGV)
     name = "spark-cluster-tunnel-spark1.service"
     assert path == folder / name
-    asked = ("daemon-reload", f"enable {name}", f"restart {name}")
+    asked = ("show-environment", "daemon-reload", f"enable {name}", f"restart {name}")
     assert calls.read_text().splitlines() == [f"--user {words}" for words in asked]
     assert '"/home/a/50%%\\"x$$y"' in path.read_text()
 
@@ -295,6 +295,7 @@ def test_without_systemd_or_its_session_the_reason_and_another_way_are_given(
     with pytest.raises(Failed, match="No medium found") as caught:
         client_target.install(tmp_path / "new", "spark1", ARGV)
     assert "login session" in caught.value.hint
+    assert not (tmp_path / "new").exists()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="systemd") as caught:
         client_target.install(tmp_path / "other", "spark1", ARGV)

@@ -14,6 +14,7 @@ from chat_server import Reply
 from fake_programs import missing
 
 from spark_cluster.config.facts import Facts, Hca
+from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.engine import ray, readiness, runtime, state
 from spark_cluster.engine.deployment import probe_once
@@ -160,6 +161,7 @@ def play_of(lost=(), head="spark1", cable=True, **sessions):
     return SimpleNamespace(
         nodes=nodes,
         out={name: Unreachable("no answer", where=name) for name in lost},
+        inventory=SimpleNamespace(serve=ServeEntry(bind="management")),
         connections=SimpleNamespace(
             nodes=dict.fromkeys(sessions), session=sessions.__getitem__, connection=lambda _n: None
         ),

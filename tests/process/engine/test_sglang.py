@@ -9,6 +9,7 @@ from web_server import Answer, Asked, WebServer
 
 from spark_cluster.config.facts import Facts, Hca
 from spark_cluster.config.facts import GpuProcess as ProcessHeld
+from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_settings import must_be_servable
 from spark_cluster.config.topology import Node
@@ -17,7 +18,7 @@ from spark_cluster.engine.deployment import Endpoint, Server
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.readiness import Member
-from spark_cluster.errors import Refused
+from spark_cluster.errors import Refused, VerificationFailed
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.events import MemoryHeld, Progress
 
@@ -132,3 +133,9 @@ def test_its_server_has_its_own_flags_and_the_planner_vllms():
     assert server.launch.args["max-model-len"] == 4096
     assert server.labels["spark-cluster.engine"] == "sglang"
     assert (29501, 29502) in found.firewall["ports"]
+
+
+def test_a_wrong_answer_is_explained_with_its_own_flags():
+    error = VerificationFailed("no answer", hint="a smaller --max-num-seqs")
+    known = readiness_checks.with_known(error, "answer", Launch("m", engine="sglang"))
+    assert known.hint.startswith("a smaller --max-running-requests")

@@ -311,6 +311,8 @@ def test_bandwidth_is_measured_on_request_where_the_tools_are(make, monkeypatch)
         node.put(f"{GIDS}/gids/3", "0000:0000:0000:0000:0000:ffff:c0a8:b10b\n")
         node.put(f"{GIDS}/gid_attrs/types/3", "RoCE v2\n")
     assert cluster.run("provision", bandwidth=True).bandwidth == []
+    said = "the link was not measured: ib_write_bw (perftest) is not on spark1, spark2"
+    assert cluster.notes.count(said) == 1
     for node in cluster.nodes.values():
         has_packages(node, perftest="1")
     cluster.play.refresh(cluster.play.nodes)
@@ -321,6 +323,7 @@ def test_bandwidth_is_measured_on_request_where_the_tools_are(make, monkeypatch)
     assert client == [*cluster.nodes["spark2"].calls("ib_write_bw")[0], "192.168.177.12"]
     assert " ".join(client).startswith("-d rocep1s0f1 -x 3 ")
     assert cluster.run("provision").bandwidth == []
+    assert cluster.notes.count(said) == 1
     prints[0] = "Couldn't allocate MR\n"
     (failure,) = cluster.run("provision", bandwidth=True).failures["spark1"]
     assert failure.message.endswith(prints[0].strip())

@@ -111,6 +111,11 @@ def test_what_else_differs_is_said():
     assert compare(PLAIN, PLAIN).changed == ()
 
 
+def test_one_node_has_no_executor():
+    joined = record(cell(tg_tps=STEADY), setups=[setup(nodes=("a", "b"), executor="ray")])
+    assert compare(PLAIN, joined).changed == ("executor: none in A, ray in B",)
+
+
 # -- published figures -----------------------------------------------------------------------------
 
 

@@ -110,8 +110,10 @@ DRAFTED = cell(load=key(depth=1), tg_tps=STEADY, acceptance=[0.61], acceptance_l
                                       'no tool was called; it says "[sun](x)"',
                                       "failed: s.vision: HTTP 400"]),
         (record(DRAFTED), ["accepted", "0.61", "a step", "2.83"]),
+        (record(DRAFTED, status="stopped"), ["stopped: 1 of 1 begun cells measured run a",
+                                             "attach RUN` continues it"]),
     ],
-    ids=["loads", "percentiles and goodput", "answers", "acceptance"],
+    ids=["loads", "percentiles and goodput", "answers", "acceptance", "stopped early"],
 )  # fmt: skip
 def test_show_a_run(ask, put, run, says):
     folder = put("a", run)

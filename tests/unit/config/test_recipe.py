@@ -63,6 +63,12 @@ def test_a_virtual_environment(tmp_path):
     assert of_recipe(recipe, 1).image == ""
 
 
+def test_a_drafter_in_short_flags_is_known():
+    flags = {"spec-method": "eagle3", "spec-model": "a/b", "spec-tokens": 3}
+    launch = of_recipe(made(engine_args=flags), 1)
+    assert (launch.drafter, launch.drafted_tokens) == ("a/b", 3)
+
+
 def test_every_kind_of_argument():
     recipe = made(
         engine_args={

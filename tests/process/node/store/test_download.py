@@ -7,15 +7,19 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import fork_server
+import httpx
 import pytest
 from cases import each_case
 from fork_server import Forked
 from waiting import until
 
+from spark_cluster.node.store import download
 from spark_cluster.node.store.download import needed
+from spark_cluster.node.store.hub_problems import HubProblem
 from spark_cluster_lab.hub import Conduct, LabHub, serve
 from spark_cluster_lab.hub_files import hub_file
 
@@ -195,6 +199,20 @@ def test_what_a_pull_survives(case, puller):
     if conduct.cut_after:
         assert puller.hub.spent[MODEL, "cut"] > 1
         assert conduct.no_ranges or puller.hub.sent_of(MODEL) <= found["size"] * 1.02
+
+
+def test_without_a_network_that_is_said_soon(tmp_path, monkeypatch):
+    waited: list[float] = []
+    monkeypatch.setattr(download.time, "sleep", waited.append)
+
+    def manifest() -> NoReturn:
+        raise httpx.ConnectError("Temporary failure in name resolution")
+
+    hub: Any = SimpleNamespace(manifest=manifest, wait_of=lambda _error: 0)
+    wanted = download.DownloadRequest(MODEL, "main", str(tmp_path / "cache"), str(tmp_path))
+    with pytest.raises(HubProblem, match="name resolution"):
+        download.Download(wanted, hub).run()
+    assert waited == [1, 2, 4]
 
 
 def test_the_body_of_a_refusal_is_not_read(puller):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,9 +128,21 @@ def test_a_sender_that_falls_silent_is_given_up(docker, copied, monkeypatch):
         docker.with_name("docker.enough").touch()
 
 
+def frees(monkeypatch, *found):
+    """Have the disk of Docker's store say what is free, the last one for good."""
+    left = list(found)
+    usage = lambda _: SimpleNamespace(free=left.pop(0) if len(left) > 1 else left[0])  # noqa: E731
+    monkeypatch.setattr(copy_work.shutil, "disk_usage", usage)
+
+
+def test_a_small_image_fits_on_a_disk_with_little_room(docker, copied, monkeypatch):
+    frees(monkeypatch, 1 << 30)
+    assert copied(REF)["moved"] == len(ARCHIVE)
+
+
 def test_a_sender_without_an_end_does_not_fill_the_disk(docker, copied, monkeypatch):
     """Packed zeros are as good as nothing on the way."""
-    monkeypatch.setattr(copy_work, "KEPT_FREE", 1 << 60)
+    frees(monkeypatch, *range(4 << 30, 0, -(1 << 30)))
     docker.write_text(ENDLESS)
     try:
         with pytest.raises(ResourceError, match="the disk of Docker's store has less than"):
