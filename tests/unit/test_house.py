@@ -23,7 +23,7 @@ BUDGETS = {
     "node": 8_401,  # dockerd.py: names of archives; host.py: proxies; http.py: whose port
     "resources": 3_910,
     "agent": 1_878,
-    "config": 5_605,  # launch.py: quotes in labels; limits of netplan files, YAML, names, mDNS
+    "config": 5_615,  # yamlfile.py: pipes, devices; launch.py: quotes in labels; limits of netplan files, YAML, names, mDNS
     "runner": 2_816,  # dialer.py: the other nodes' sessions while one is off
     "models": 2_066,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
     "plan": 3_840,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
