@@ -24,17 +24,17 @@ BUDGETS = {
     "resources": 3_910,
     "agent": 1_878,
     "config": 5_615,  # yamlfile.py: pipes; launch.py: quotes; limits of netplan, YAML, mDNS
-    "runner": 2_865,  # session.py: floods; dialer.py: held ports; the other nodes' sessions while one is off
+    "runner": 2_865,  # session.py: floods; dialer.py: held ports; sessions while a node is off
     "models": 2_066,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
     "plan": 3_840,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
     "issues": 2_866,  # pasted, wrapped, cut-off lines, floods; what vLLM takes by version; drafters
     "importers": 4_717,  # kits: compose files, scripts, also those in containers; presets, limits
-    "engine": 8_872,  # runtime.py: limits of patterns; readiness_checks.py: prompts; lies of nodes
+    "engine": 8_874,  # runtime.py: limits of patterns; readiness_checks.py: prompts; lies of nodes
     "doctor": 2_461,
     "bench": 5_765,
     "dashboard": 350,
     "cli": 8_544,  # hints to paste; screens of 80 columns; lists while a node is off
-    "roles, playbooks": 1_953,
+    "roles, playbooks": 1_955,
     "spark_cluster_lab": 5_500,
     "__main__": 5,
     PACKAGE: 20,
