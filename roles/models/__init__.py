@@ -91,7 +91,8 @@ def _download(settings: Settings) -> Resource:
     if settings.venv:
         program, options = f"{settings.venv}/bin/hf", []
         env = {"HF_ENDPOINT": settings.endpoint} if settings.endpoint else {}
-    repository = (settings.name, settings.revision, settings.path)
+    maker, whole = _without_tag(program), f"{settings.name}@{settings.revision}"
+    repository = (settings.name, settings.revision, settings.path, maker)
     return Command(
         f"download {settings.name}",
         (
@@ -99,8 +100,9 @@ def _download(settings: Settings) -> Resource:
             *(DOWNLOADS, container_name(settings.path), program, *repository, *options),
         ),
         # A FIFO of that name, which the image may have left, is not waited for.
+        # Notes of earlier versions do not say what has downloaded.
         unless=(
-            *("grep", "-D", "skip", "-qxFe", f"{settings.name}@{settings.revision}"),
+            *("grep", "-D", "skip", "-qxFe", f"{whole} by {maker}", "-e", whole),
             f"{settings.path}/.complete",
         ),
         env=env,
@@ -108,6 +110,16 @@ def _download(settings: Settings) -> Resource:
         timeout_s=settings.download_timeout_s,
         long=True,
     )
+
+
+def _without_tag(image: str) -> str:
+    """Return an image's name: newer ones of it come from the same hands.
+
+    >>> _without_tag("localhost:5000/vllm:v0.33")
+    'localhost:5000/vllm'
+    """
+    folder, slash, last = image.partition("@")[0].rpartition("/")
+    return f"{folder}{slash}{last.partition(':')[0]}"
 
 
 def _container_options(settings: Settings) -> list[str]:

@@ -24,7 +24,7 @@ READ_OTHERS = "DAC_OVERRIDE"
 ENGINE = (READ_OTHERS, "IPC_LOCK")
 """Capabilities of an engine's container."""
 
-USER = "0"
+USER = "0:0"
 DROPPED = ("ALL",)
 SECURITY = ("no-new-privileges",)
 """Values of `--user`, `--cap-drop` and `--security-opt`."""

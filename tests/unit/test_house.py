@@ -29,12 +29,12 @@ BUDGETS = {
     "plan": 3_840,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
     "issues": 2_866,  # pasted, wrapped, cut-off lines, floods; what vLLM takes by version; drafters
     "importers": 4_717,  # kits: compose files, scripts, also those in containers; presets, limits
-    "engine": 8_874,  # runtime.py: limits of patterns; readiness_checks.py: prompts; lies of nodes
+    "engine": 8_875,  # runtime.py: limits of patterns; readiness_checks.py: prompts; lies of nodes
     "doctor": 2_461,
     "bench": 5_765,
     "dashboard": 350,
     "cli": 8_544,  # hints to paste; screens of 80 columns; lists while a node is off
-    "roles, playbooks": 1_955,
+    "roles, playbooks": 1_959,
     "spark_cluster_lab": 5_500,
     "__main__": 5,
     PACKAGE: 20,

@@ -53,7 +53,7 @@ def test_the_user_that_an_image_names_takes_no_secret_from_its_programs():
     secret variable, could write no cache, and Ray's port would not be root's, which alone is sent
     the token."""
     for role in ("ray", "vllm"):
-        assert containers(role)[0].user == "0"
+        assert containers(role)[0].user == "0:0"
 
 
 def test_no_port_of_ray_is_left_to_chance():
