@@ -14,6 +14,7 @@ from spark_cluster.engine.node_copies import SENT_TO_EACH, is_large, uploads
 from spark_cluster.errors import Refused
 from spark_cluster.node import confinement, paths
 from spark_cluster.resources import Command, Directory, Resource, Secret
+from spark_cluster.resources.image import without_tag
 
 DOWNLOADS = paths.DOWNLOADS
 """Folder on the node, a tmpfs, for the hub token while a download lasts."""
@@ -91,7 +92,7 @@ def _download(settings: Settings) -> Resource:
     if settings.venv:
         program, options = f"{settings.venv}/bin/hf", []
         env = {"HF_ENDPOINT": settings.endpoint} if settings.endpoint else {}
-    maker, whole = _without_tag(program), f"{settings.name}@{settings.revision}"
+    maker, whole = without_tag(program.partition("@")[0]), f"{settings.name}@{settings.revision}"
     repository = (settings.name, settings.revision, settings.path, maker)
     return Command(
         f"download {settings.name}",
@@ -110,16 +111,6 @@ def _download(settings: Settings) -> Resource:
         timeout_s=settings.download_timeout_s,
         long=True,
     )
-
-
-def _without_tag(image: str) -> str:
-    """Return an image's name: newer ones of it come from the same hands.
-
-    >>> _without_tag("localhost:5000/vllm:v0.33")
-    'localhost:5000/vllm'
-    """
-    folder, slash, last = image.partition("@")[0].rpartition("/")
-    return f"{folder}{slash}{last.partition(':')[0]}"
 
 
 def _container_options(settings: Settings) -> list[str]:

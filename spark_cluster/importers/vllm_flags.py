@@ -47,6 +47,10 @@ class Flags:
     notes: list[str] = field(default_factory=list)
 
 
+MOST_FLAGS = 200
+"""Flags of a launch; each one that is not known is compared with all that are."""
+
+
 @cache
 def kinds(engine: str = DEFAULT) -> dict[str, str]:
     """Kind of each known flag: bare, number, size, text, json, several, append or optional."""
@@ -73,7 +77,9 @@ def read(
     """
     reader = _FlagReader(words, program, engine, last_counts=last_counts)
     while reader.words:
-        reader.step(reader.words.popleft())
+        reader.step(word := reader.words.popleft())
+        if len(reader.flags.args) > MOST_FLAGS:
+            raise word.wrong(f"more than {MOST_FLAGS} flags; expected one launch")
     return reader.flags
 
 

@@ -28,7 +28,7 @@ BUDGETS = {
     "models": 2_066,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
     "plan": 3_840,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
     "issues": 2_866,  # pasted, wrapped, cut-off lines, floods; what vLLM takes by version; drafters
-    "importers": 4_717,  # kits: compose files, scripts, also those in containers; presets, limits
+    "importers": 4_719,  # kits: compose files, scripts, also those in containers; presets, limits
     "engine": 8_875,  # runtime.py: limits of patterns; readiness_checks.py: prompts; lies of nodes
     "doctor": 2_461,
     "bench": 5_765,
