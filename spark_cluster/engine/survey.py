@@ -57,8 +57,9 @@ def survey(
         answer = answers[node.name]
         processes, _ = fact_gathering.memory(answer)
         begun = (downloaded or {}).get(node.name, 0.0)
-        done = answer["files"]["done"] or PARTIAL
-        has_model = not done.startswith(PARTIAL) or math.isinf(begun)
+        done = answer["files"]["done"]
+        is_whole = done is not None and not done.startswith(PARTIAL)
+        has_model = is_whole or math.isinf(begun)
         room = of_facts(node.name, node.facts, processes or (), has_model=has_model)
         if room.disk_free_gib is not None and not has_model:
             room = replace(room, disk_free_gib=room.disk_free_gib + begun)

@@ -29,7 +29,7 @@ BUDGETS = {
     "plan": 3_840,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
     "issues": 2_866,  # pasted, wrapped, cut-off lines, floods; what vLLM takes by version; drafters
     "importers": 4_719,  # kits: compose files, scripts, also those in containers; presets, limits
-    "engine": 8_875,  # runtime.py: limits of patterns; readiness_checks.py: prompts; lies of nodes
+    "engine": 8_876,  # runtime.py: limits of patterns; readiness_checks.py: prompts; lies of nodes
     "doctor": 2_461,
     "bench": 5_765,
     "dashboard": 350,
