@@ -45,6 +45,9 @@ class Settings(Schema):
     """names of the nodes that serve together; none for one alone"""
     ports: tuple[Span, ...] = ()
     """ports of the engine: first, last"""
+    served: tuple[tuple[str, int], ...] = ()
+    """nodes and ports of the endpoint and of servers, where only programs of root and of users that
+    systemd makes answer"""
     endpoint_port: int | None = None
     """of the endpoint, where the inventory puts it on the network"""
     allow: tuple[int, ...] = ()
@@ -73,6 +76,7 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
             own=_joined(_own(node)),
             peers=_joined(str(link.address.ip) for peer in peers for link in peer.links),
             ports=_joined(_spans(node, settings)),
+            served=_joined(str(port) for name, port in settings.served if name == node.name),
             allow=_joined(str(port) for port in _allowed(node, settings)),
         ),
         if_refused=TRUST,

@@ -14,6 +14,7 @@ from spark_cluster.engine.node_copies import SENT_TO_EACH, is_large, uploads
 from spark_cluster.errors import Refused
 from spark_cluster.node import confinement, paths
 from spark_cluster.resources import Command, Directory, Resource, Secret
+from spark_cluster.resources.image import without_tag
 
 DOWNLOADS = paths.DOWNLOADS
 """Folder on the node, a tmpfs, for the hub token while a download lasts."""
@@ -91,7 +92,8 @@ def _download(settings: Settings) -> Resource:
     if settings.venv:
         program, options = f"{settings.venv}/bin/hf", []
         env = {"HF_ENDPOINT": settings.endpoint} if settings.endpoint else {}
-    repository = (settings.name, settings.revision, settings.path)
+    maker, whole = without_tag(program.partition("@")[0]), f"{settings.name}@{settings.revision}"
+    repository = (settings.name, settings.revision, settings.path, maker)
     return Command(
         f"download {settings.name}",
         (
@@ -99,8 +101,9 @@ def _download(settings: Settings) -> Resource:
             *(DOWNLOADS, container_name(settings.path), program, *repository, *options),
         ),
         # A FIFO of that name, which the image may have left, is not waited for.
+        # Notes of earlier versions do not say what has downloaded.
         unless=(
-            *("grep", "-D", "skip", "-qxFe", f"{settings.name}@{settings.revision}"),
+            *("grep", "-D", "skip", "-qxFe", f"{whole} by {maker}", "-e", whole),
             f"{settings.path}/.complete",
         ),
         env=env,

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from spark_cluster.config.yamlfile import read_foreign
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.node.durable import write_file
 from spark_cluster.node.replies import decoded
@@ -389,12 +390,8 @@ def read_document(path: Path, model: type[T], what: str, format: str, hint: str)
         InvalidFile: it is no JSON, does not fit the schema, or is of another format.
     """
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise InvalidFile("is not a regular file", where=str(path))
-        if path.stat().st_size > MAX_BYTES:
-            size = f"{path.stat().st_size / 1024**2:.0f} MiB"
-            raise InvalidFile(f"{size} is too large for {what}", where=str(path))
-        data = _clean(json.loads(path.read_bytes(), parse_constant=_refuse_constant))
+        read = read_foreign(path, MAX_BYTES, what)
+        data = _clean(json.loads(read, parse_constant=_refuse_constant))
         if isinstance(data, dict) and data.get("format") != format:
             found = str(data.get("format"))[:40]
             raise InvalidFile(f"format: found {found!r}, expected '{format}'", where=str(path))

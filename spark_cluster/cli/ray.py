@@ -186,7 +186,6 @@ def dashboard(app: App, *, port: Port | None, with_token: bool, open_it: bool) -
     """
     from spark_cluster.engine.client_target import TunnelEvent, keep_open
     from spark_cluster.engine.ray_cluster import running_port, token_of
-    from spark_cluster.runner.dialer import free_port
 
     head, dialer = app.inventory.head, app.cluster.dialer
     with app.cluster.play("ray dashboard", [head], change=False, gather_facts=False) as run:
@@ -210,7 +209,7 @@ def dashboard(app: App, *, port: Port | None, with_token: bool, open_it: bool) -
                 report(TunnelEvent("open", head.name, url=f"http://{LOOPBACK}:{found}"))
                 threading.Event().wait()
         url = f"http://{LOOPBACK}:{there}"
-        for event in keep_open(dialer.target(head), lambda _: url, port or free_port()):
+        for event in keep_open(dialer.target(head), lambda _: url, port or 0):
             report(event)
 
 

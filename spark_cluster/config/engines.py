@@ -28,6 +28,9 @@ GROUP = "spark_cluster.engines"
 
 DEFAULT = "vllm"
 
+MOST_FLAGS = 200
+"""Flags of a launch; each one that is not known is compared with all that are."""
+
 BUILT_IN = {
     "vllm": "spark_cluster.engine.vllm:VLLM",
     "sglang": "spark_cluster.engine.sglang:SGLANG",

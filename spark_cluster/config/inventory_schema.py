@@ -31,7 +31,7 @@ from spark_cluster.config.schema import (
     is_ip,
 )
 from spark_cluster.config.secret import OptionalSecret
-from spark_cluster.config.yamlfile import Key, Problem, did_you_mean
+from spark_cluster.config.yamlfile import MAX_BYTES, Key, Problem, did_you_mean, read_foreign
 from spark_cluster.errors import UsageError
 
 SELF_SIGNED = "self-signed"
@@ -89,7 +89,7 @@ class Tls(Schema):
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="ascii")
+        return read_foreign(path, MAX_BYTES, "PEM text").decode("ascii")
     except OSError as error:
         raise UsageError(f"serve.tls: {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -186,7 +186,8 @@ def _source(recipe: Recipe, patch: Patch) -> str:
             f"the patch {file} of recipe {recipe.name} is not on this machine",
             hint="`file` of a patch is relative to the recipe",
         )
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
     return f"{FOLDER}/{digest[:12]}/{file.name}"
 
 

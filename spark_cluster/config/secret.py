@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, model_validator
 
 from spark_cluster.config.schema import EnvName, LaptopPath, Schema
-from spark_cluster.config.yamlfile import table_beside
+from spark_cluster.config.yamlfile import MAX_BYTES, read_foreign, table_beside
 from spark_cluster.errors import UsageError
 from spark_cluster.node.values import MASK
 
@@ -65,9 +65,9 @@ class SecretReference(Schema):
 
 def _first_line(path: Path, what: str) -> str:
     try:
-        with path.open("rb") as file:
-            _check_mode(os.fstat(file.fileno()), path, what)
-            text = file.read().decode("utf-8-sig")  # as an editor of Windows writes it
+        _check_mode(path.stat(), path, what)
+        found = read_foreign(path, MAX_BYTES, f"a file with {what}")
+        text = found.decode("utf-8-sig")  # as an editor of Windows writes it
     except OSError as error:
         raise UsageError(f"{what}: {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -8,14 +8,16 @@ longer, and names neither the path of a duplicate key nor the line of a key that
 from __future__ import annotations
 
 import math
+import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from spark_cluster.errors import InvalidFile
 
@@ -171,22 +173,61 @@ def described(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:56]}...{text[0]}"
 
 
+_NO_FILES = {
+    stat.S_IFDIR: "folder",
+    stat.S_IFIFO: "named pipe",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
+
+
+def open_foreign(path: Path, expected: str) -> BinaryIO:
+    """Open a file that a user names or that somebody else may have made; nothing is waited for.
+
+    A pipe without a name is taken: a shell lends one for `<(COMMAND)`.
+
+    Args:
+        expected: what it should be, for errors: `a YAML recipe`.
+
+    Raises:
+        InvalidFile: it is a folder, a named pipe, a socket or a device.
+        OSError: it is not there or cannot be opened.
+    """
+    kind = stat.S_IFMT(path.stat().st_mode)
+    is_lent = kind == stat.S_IFIFO and str(path.resolve()).startswith(("/proc/", "/dev/fd/"))
+    if kind in _NO_FILES and not is_lent:
+        raise InvalidFile(f"this is a {_NO_FILES[kind]}; expected {expected}", where=shown(path))
+    # Without waiting for a writer, should it have become a pipe meanwhile.
+    stream = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+    os.set_blocking(stream.fileno(), True)
+    return stream
+
+
+def read_foreign(path: Path, largest: int, expected: str) -> bytes:
+    """Read such a file whole.
+
+    Raises:
+        InvalidFile: as `open_foreign`, or it has more than `largest` bytes.
+        OSError: it cannot be read.
+    """
+    with open_foreign(path, expected) as stream:
+        data = stream.read(largest + 1)
+    if len(data) > largest:
+        message = f"larger than {largest >> 20} MiB; expected {expected}"
+        raise InvalidFile(message, where=shown(path))
+    return data
+
+
 def _read(path: Path, what: str) -> str:
     try:
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
+        raw = read_foreign(path, MAX_BYTES, f"a YAML {what}")
     except FileNotFoundError:
         raise InvalidFile(f"no such {what}", where=shown(path)) from None
-    except IsADirectoryError:
-        raise InvalidFile(f"this is a folder; expected a YAML {what}", where=shown(path)) from None
     except OSError as error:
         raise InvalidFile(
             f"the {what} cannot be read: {error.strerror}", where=shown(path)
         ) from None
-    if len(raw) > MAX_BYTES:
-        raise InvalidFile(
-            f"larger than {MAX_BYTES >> 20} MiB; expected a YAML {what}", where=shown(path)
-        )
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

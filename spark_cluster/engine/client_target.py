@@ -40,7 +40,7 @@ from spark_cluster.errors import Failed, Unreachable, UsageError
 from spark_cluster.node import durable, replies
 from spark_cluster.node.containers import ENDPOINT, MODEL
 from spark_cluster.resources.unit import quoted_argument
-from spark_cluster.runner.dialer import SshConnection, carried
+from spark_cluster.runner.dialer import Entrance, SshConnection, carried, held
 from spark_cluster.runner.session import Session
 from spark_cluster.runner.ssh_route import Target
 
@@ -415,7 +415,7 @@ def keep_open(target: Target, find: Find, port: int) -> Iterator[TunnelEvent]:
     Args:
         target: the node that it goes through.
         find: asks a connected node where the endpoint is.
-        port: of this machine's loopback.
+        port: of this machine's loopback, which is held meanwhile; 0 for a free one.
 
     Yields:
         What happens.
@@ -424,6 +424,11 @@ def keep_open(target: Target, find: Find, port: int) -> Iterator[TunnelEvent]:
         Unreachable: the first connection could not be made; later ones are tried again.
         UsageError: the port cannot be listened on, the first time.
     """
+    with held(port) as entrance:
+        yield from _kept_open(target, find, entrance)
+
+
+def _kept_open(target: Target, find: Find, entrance: Entrance) -> Iterator[TunnelEvent]:
     pause, event = 0.0, partial(TunnelEvent, node=target.node.name)
     while True:
         try:
@@ -432,9 +437,9 @@ def keep_open(target: Target, find: Find, port: int) -> Iterator[TunnelEvent]:
                 to, shown = find(connection), ""
             far = urlsplit(to)
             host, to_port = far.hostname or LOOPBACK, far.port or 80
-            with carried(target, port, host, to_port) as news:
+            with carried(target, entrance, host, to_port) as news:
                 pause = PAUSES_S[0]
-                here = far._replace(netloc=f"{LOOPBACK}:{port}").geturl()
+                here = far._replace(netloc=f"{LOOPBACK}:{entrance.server_address[1]}").geturl()
                 yield event("open", url=here, to=to)
                 for kind, why in news:
                     if kind == "cut":

@@ -81,6 +81,7 @@ def settings(inventory: Inventory, server: Server, nodes: Sequence[Node]) -> dic
         "state": "present",
         "peers": tuple(node.name for node in nodes) if len(nodes) > 1 else (),
         "ports": closed(inventory, server, nodes),
+        "served": ((nodes[0].name, inventory.serve.port), (nodes[0].name, server.port)),
         "endpoint_port": inventory.serve.port if inventory.serve.bind != "loopback" else None,
     }
 

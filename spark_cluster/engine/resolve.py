@@ -236,7 +236,7 @@ def _several(
         _behind(one.first, inventory, known[at.node], at)
         for one, at in zip(alone, behind, strict=True)
     )
-    guarded = _guarded([one.firewall for one in alone], nodes, [at.port for at in behind])
+    guarded = _guarded([one.firewall for one in alone], nodes, behind)
     return Deployment(servers, tuple(nodes), tuple(idle), endpoint, guarded)
 
 
@@ -289,17 +289,18 @@ def _behind(alone: Server, inventory: Inventory, node: Node, at: Replica) -> Ser
 
 
 def _guarded(
-    each: Sequence[Mapping[str, Any]], nodes: Sequence[Node], ports: Iterable[int]
+    each: Sequence[Mapping[str, Any]], nodes: Sequence[Node], behind: Sequence[Replica]
 ) -> Mapping[str, Any]:
     """Settings of the role `firewall`: the ports of all servers, open to the serving nodes only."""
     if each[0]["state"] != "present":
         return each[0]
     closed = reduce(lambda found, one: found | set(one["ports"]), each, set[Any]())
+    served = (*each[0]["served"], *((at.node, at.port) for at in behind))
     if len(nodes) == 1:
-        return {**each[0], "ports": tuple(sorted(closed))}
-    closed |= {(port, port) for port in ports}
+        return {**each[0], "ports": tuple(sorted(closed)), "served": served}
+    closed |= {(at.port, at.port) for at in behind}
     peers = tuple(node.name for node in nodes)
-    return {**each[0], "peers": peers, "ports": tuple(sorted(closed))}
+    return {**each[0], "peers": peers, "ports": tuple(sorted(closed)), "served": served}
 
 
 # Several models next to each other: which, on which nodes, and by which names they are asked for.

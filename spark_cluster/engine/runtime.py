@@ -104,6 +104,7 @@ def _container(process: EngineProcess, server: Server) -> Container:
         cap_add=confinement.ENGINE,
         cap_drop=confinement.DROPPED,
         security_opt=confinement.SECURITY,
+        user=confinement.USER,
         ulimits={"memlock": -1, "stack": STACK},
         # After status 0 too, with which vLLM ends when a rank died. The role start_limit stops a
         # server that ends again and again; not Ray, which holds no GPU memory and waits for its

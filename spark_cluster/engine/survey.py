@@ -28,8 +28,8 @@ from spark_cluster.plan.serving import NotDivisible
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import ask_all
 
-DONE = ".complete"
-"""What the role `models` leaves in a model's folder when a download is whole."""
+DONE, PARTIAL = ".complete", "partial "
+"""What the role `models` notes in a model's folder, and how the note begins until all is there."""
 
 TRANSFORMERS = "/lib/python3*/site-packages/transformers-*.dist-info/INSTALLER"
 """What pip writes next to a package, in an environment; the folder names the version."""
@@ -57,7 +57,9 @@ def survey(
         answer = answers[node.name]
         processes, _ = fact_gathering.memory(answer)
         begun = (downloaded or {}).get(node.name, 0.0)
-        has_model = answer["files"]["done"] is not None or math.isinf(begun)
+        done = answer["files"]["done"]
+        is_whole = done is not None and not done.startswith(PARTIAL)
+        has_model = is_whole or math.isinf(begun)
         room = of_facts(node.name, node.facts, processes or (), has_model=has_model)
         if room.disk_free_gib is not None and not has_model:
             room = replace(room, disk_free_gib=room.disk_free_gib + begun)

@@ -25,7 +25,7 @@ from spark_cluster.config.recipe import is_for_models, why_not_writable, why_ref
 from spark_cluster.config.recipe_schema import EngineValue, why_no_engine_value
 from spark_cluster.config.schema import UNMOUNTABLE, VARIABLE, Hidden, printed
 from spark_cluster.config.secret import is_secret, is_secret_setting, looks_secret
-from spark_cluster.config.yamlfile import Sourced, load
+from spark_cluster.config.yamlfile import Sourced, load, read_foreign
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.models.naming import HUB_CACHE, table
 
@@ -235,11 +235,9 @@ class Given:
     def text(self) -> str:
         """Its text; empty when it is none or too long to be read as one."""
         try:
-            with self.path.open("rb") as stream:
-                text = stream.read(LARGEST_TEXT + 1).decode("utf-8-sig")
-        except (OSError, UnicodeDecodeError):
+            return read_foreign(self.path, LARGEST_TEXT, "text").decode("utf-8-sig")
+        except (OSError, UnicodeDecodeError, InvalidFile):
             return ""
-        return text if len(text) <= LARGEST_TEXT else ""
 
 
 class Importer(Protocol):

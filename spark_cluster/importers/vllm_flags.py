@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from spark_cluster.config.engines import DEFAULT, dialect, with_unit
+from spark_cluster.config.engines import DEFAULT, MOST_FLAGS, dialect, with_unit
 from spark_cluster.config.launch import finite
 from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.config.yamlfile import described, nearest
@@ -73,7 +73,9 @@ def read(
     """
     reader = _FlagReader(words, program, engine, last_counts=last_counts)
     while reader.words:
-        reader.step(reader.words.popleft())
+        reader.step(word := reader.words.popleft())
+        if len(reader.flags.args) > MOST_FLAGS:
+            raise word.wrong(f"more than {MOST_FLAGS} flags; expected one launch")
     return reader.flags
 
 

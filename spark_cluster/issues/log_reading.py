@@ -25,6 +25,7 @@ from typing import IO, Annotated, Literal, cast
 from pydantic import Field
 
 from spark_cluster.config.schema import Document, Flat, Hidden, derived, printed
+from spark_cluster.config.yamlfile import open_foreign
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.issues import log_lines
 from spark_cluster.issues.entries import ORDER, KnownIssueMatch, catalogue
@@ -113,7 +114,8 @@ def of_file(name: str, title: str = "") -> LogSource:
     """A file, or standard input for `-`; it is called `title`, by default as it was given."""
     if name == "-":
         return LogSource("standard input", lambda: sys.stdin.buffer)
-    return LogSource(title or name, lambda: Path(name).expanduser().open("rb"))
+    expected = "a text log, a .gz of one, or - for standard input"
+    return LogSource(title or name, lambda: open_foreign(Path(name).expanduser(), expected))
 
 
 def sources(names: Iterable[str], *, short: bool = False) -> list[LogSource]:
@@ -297,15 +299,12 @@ def _standing_for(anchors: frozenset[bytes], wanted: frozenset[bytes]) -> frozen
 @contextmanager
 def _opened(source: LogSource) -> Iterator[IO[bytes]]:
     """Open the stream, unpacked when it is a .gz; errors name the file."""
-    hint = "expected a text log, a .gz of one, or - for standard input"
     try:
         with source.open() as raw:
             peek = getattr(raw, "peek", bytes)
             yield cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if peek(2)[:2] == _GZIP else raw
     except FileNotFoundError:
         raise InvalidFile("no such file", where=source.name) from None
-    except IsADirectoryError:
-        raise InvalidFile("this is a folder", where=source.name, hint=hint) from None
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise InvalidFile(f"a damaged .gz: {error}", where=source.name) from None
     except OSError as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from spark_cluster.config.engines import dialect
+from spark_cluster.config.engines import MOST_FLAGS, dialect
 from spark_cluster.config.facts import Facts
 from spark_cluster.config.recipe import is_for_models, why_refused
 from spark_cluster.config.secret import is_secret_setting
@@ -65,7 +65,9 @@ def unknown_flag(case: Case) -> RuleFinding | None:
 
     Of a build by someone else less is certain.
     """
-    told = [found for flag in sorted(case.flags) if (found := _why_unknown(flag, case))]
+    told = [
+        found for flag in sorted(case.flags)[:MOST_FLAGS] if (found := _why_unknown(flag, case))
+    ]
     if not told:
         return None
     is_certain = not case.built_by_owner and any(one.severity == "error" for one in told)

@@ -2,7 +2,9 @@
 
 Of Docker's fourteen default capabilities an engine needs one: root in the container reads models
 and writes folders that belong to other users (DAC_OVERRIDE). RDMA locks memory (IPC_LOCK), which
-Docker does not give by itself. Tried with vLLM and Ray over two nodes in the lab.
+Docker does not give by itself. Tried with vLLM and Ray over two nodes in the lab. A program of
+another user has no capability, so the user that an image names does not count: secrets, caches and
+ports of an engine are root's.
 """
 
 from __future__ import annotations
@@ -22,14 +24,16 @@ READ_OTHERS = "DAC_OVERRIDE"
 ENGINE = (READ_OTHERS, "IPC_LOCK")
 """Capabilities of an engine's container."""
 
+USER = "0:0"
 DROPPED = ("ALL",)
 SECURITY = ("no-new-privileges",)
-"""Values of `--cap-drop` and `--security-opt`."""
+"""Values of `--user`, `--cap-drop` and `--security-opt`."""
 
 
 def options(*capabilities: str) -> tuple[str, ...]:
-    """Return the options of `docker run` that leave a container these capabilities only."""
+    """Return the options of `docker run` for a container of root with these capabilities only."""
     return (
+        *("--user", USER),
         *(word for one in DROPPED for word in ("--cap-drop", one)),
         *(word for one in capabilities for word in ("--cap-add", one)),
         *(word for one in SECURITY for word in ("--security-opt", one)),

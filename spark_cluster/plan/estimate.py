@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.config.yamlfile import shown
+from spark_cluster.config.yamlfile import MAX_BYTES, read_foreign, shown
 from spark_cluster.errors import InvalidFile
 from spark_cluster.models.naming import table
 from spark_cluster.plan.serving import ServingSetup
@@ -143,7 +143,7 @@ def read_constants(path: Path) -> Constants:
     """
     hint = "create it again with `spark-cluster predict --calibrate RESULTS`, or remove it"
     try:
-        data: Any = json.loads(path.read_text())
+        data: Any = json.loads(read_foreign(path, MAX_BYTES, "a calibration"))
     except (OSError, ValueError) as error:
         raise InvalidFile(f"no calibration: {error}", where=shown(path), hint=hint) from None
     found = data.get("constants") if isinstance(data, dict) else None

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
-from spark_cluster.config.yamlfile import did_you_mean, shown
+from spark_cluster.config.yamlfile import did_you_mean, read_foreign, shown
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.issues.startup import MemoryAccount
 from spark_cluster.plan.calibrate import Calibration, Point, calibrate
@@ -91,9 +91,7 @@ def read_runs(path: Path, ask: Ask, *, decoding: bool = True) -> OwnRuns:
 
 def _text(path: Path) -> str:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise _invalid(path, f"larger than {MAX_BYTES >> 20} MiB; that is not a result file")
-        return path.read_text(encoding="utf-8-sig")
+        return read_foreign(path, MAX_BYTES, "a result file").decode("utf-8-sig")
     except UnicodeDecodeError:
         raise _invalid(path, "found a binary file, expected JSON or CSV") from None
     except OSError as error:

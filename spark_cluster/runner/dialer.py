@@ -13,14 +13,16 @@ import re
 import secrets
 import signal
 import socket
+import socketserver
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from spark_cluster.config.extension import Prompts
 from spark_cluster.config.ports import LOOPBACK
@@ -239,7 +241,8 @@ def _namespaces() -> Any:
 #
 # A child `ssh -N -L` carries the connections (source: ssh(1)): it reads the user's ssh_config,
 # takes host keys as strictly as our own connections do, on every hop, and notices a peer that is
-# gone.
+# gone. The port itself is held by this process and leads to ssh by a Unix socket in a folder of
+# ours: at a port that ssh held any user could listen when it has ended, and would be sent tokens.
 
 KEEPALIVE_S, UNANSWERED = 10, 2
 """Seconds between two questions to sshd whether it is still there, and the number of them without
@@ -278,10 +281,57 @@ Host *
 SYSTEM_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 
 
-def free_port() -> int:
-    """Return a port of the loopback that nothing listens on."""
-    with socket.create_server((LOOPBACK, 0)) as listener:
-        return int(listener.getsockname()[1])
+class Entrance(socketserver.ThreadingTCPServer):
+    """A port of this machine's loopback that leads to a Unix socket.
+
+    Attributes:
+        way: the socket's path; while nothing listens there, connections are closed.
+    """
+
+    allow_reuse_address = daemon_threads = True
+    way = ""
+
+
+class _Carrier(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        here: socket.socket = self.request
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as there:
+            there.connect(cast(Entrance, self.server).way)
+            back = threading.Thread(target=_copy, args=(there, here), daemon=True)
+            back.start()
+            _copy(here, there)
+            back.join()
+
+
+def _copy(source: socket.socket, to: socket.socket) -> None:
+    """Send what comes from one end to the other, until its end."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            to.sendall(data)
+    with contextlib.suppress(OSError):
+        to.shutdown(socket.SHUT_WR)
+
+
+@contextlib.contextmanager
+def held(port: int) -> Iterator[Entrance]:
+    """Hold a port of the loopback during the block, whatever becomes of the ssh behind it.
+
+    Args:
+        port: 0 for a free one.
+
+    Raises:
+        UsageError: it cannot be listened on.
+    """
+    try:
+        entrance = Entrance((LOOPBACK, port), _Carrier)
+    except OSError:
+        raise _taken(port) from None
+    with entrance:
+        threading.Thread(target=entrance.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            yield entrance
+        finally:
+            entrance.shutdown()
 
 
 News = Iterator[tuple[Literal["cut", "refused"], str]]
@@ -301,18 +351,17 @@ def forward(target: Target, host: str, port: int) -> Iterator[int]:
     Raises:
         Unreachable, UsageError, Failed: as `carried`.
     """
-    here = free_port()
-    with carried(target, here, host, port) as news:
+    with held(0) as entrance, carried(target, entrance, host, port) as news:
         threading.Thread(target=list, args=(news,), daemon=True).start()  # ssh must be heard
-        yield here
+        yield entrance.server_address[1]
 
 
 @contextlib.contextmanager
-def carried(target: Target, port: int, host: str, to_port: int) -> Iterator[News]:
+def carried(target: Target, entrance: Entrance, host: str, to_port: int) -> Iterator[News]:
     """Lead a port of the loopback to one that a node can reach, during the block.
 
     Args:
-        port: of this machine's loopback; it listens when the block begins.
+        entrance: the port, which leads there when the block begins.
         host, to_port: where it leads, as the node names it.
 
     Yields:
@@ -321,15 +370,19 @@ def carried(target: Target, port: int, host: str, to_port: int) -> Iterator[News
 
     Raises:
         Unreachable: ssh has no connection to the node; with its own reason.
-        UsageError: the port cannot be listened on.
+        UsageError: a LocalForward of ssh_config wants the port, too.
         Failed: this machine has no program `ssh`.
     """
     if not re.fullmatch(r"[A-Za-z0-9_.:%-]+", host):
         raise Unreachable(f"{host!r} is not an address or a host name", where=target.node.name)
-    spec = f"{LOOPBACK}:{port}:{f'[{host}]' if ':' in host else host}:{to_port}"
     mark = f"open-{secrets.token_hex(8)}"  # which no banner of the node's can say
     pipe = subprocess.PIPE
-    with ssh_route.configuration(_strict(target)) as file:
+    with (
+        ssh_route.configuration(_strict(target)) as file,
+        tempfile.TemporaryDirectory(prefix="spark-cluster-ssh-") as folder,
+    ):
+        entrance.way = f"{folder}/way"
+        spec = f"{entrance.way}:{f'[{host}]' if ':' in host else host}:{to_port}"
         argv = ["sh", "-c", WITH_US, "sh", *_arguments(target, file, spec, mark)]
         # A session of its own: Ctrl-C on the terminal is for this process, which then ends ssh.
         process = subprocess.Popen(
@@ -339,7 +392,7 @@ def carried(target: Target, port: int, host: str, to_port: int) -> Iterator[News
             heard = _heard(process)
             # TCP, key exchange, login and the request, each of which may take its time.
             if why := _why_not(mark, heard, process, 4 * target.node.connect_timeout_s):
-                raise _not_open(target, port, why)
+                raise _not_open(target, entrance.server_address[1], why)
             yield _news(heard, f"{host}:{to_port}")
         finally:
             end(process, process.stdin)
@@ -387,15 +440,19 @@ def _news(heard: Iterator[str], where: str) -> News:
 
 def _not_open(target: Target, port: int, why: str) -> SparkClusterError:
     if "local forwarding" in why:
-        return UsageError(
-            f"port {port} of this machine cannot be used: another program listens there, "
-            "or a LocalForward of ssh_config",
-            hint="give another one: --port PORT",
-        )
+        return _taken(port)
     return Unreachable(
         f"ssh made no tunnel: {why}",
         where=target.node.name,
         hint=f"`spark-cluster ping --limit {target.node.name}` tries the connection alone",
+    )
+
+
+def _taken(port: int) -> UsageError:
+    return UsageError(
+        f"port {port} of this machine cannot be used: another program listens there, "
+        "or a LocalForward of ssh_config",
+        hint="give another one: --port PORT",
     )
 
 

@@ -93,7 +93,14 @@ class Pending:
     op: str
     limit: float
     reply: Shape
-    mailbox: Queue[dict[str, Any] | SparkClusterError] = field(default_factory=Queue, init=False)
+    mailbox: Queue[tuple[dict[str, Any] | SparkClusterError, int]] = field(
+        default_factory=Queue, init=False
+    )
+    """What has come, each with its bytes."""
+    _came: int = field(default=0, init=False)
+    """Bytes so far; written by the reader's thread only."""
+    _read: int = field(default=0, init=False)
+    """Bytes of what was taken out; written by the thread that waits only."""
     _shown: int = field(default=0, init=False)
 
     def wait(
@@ -152,7 +159,7 @@ class Pending:
         try:
             if left < 0:
                 raise Empty
-            event = self.mailbox.get(timeout=min(left, TIMEOUT_MAX))
+            event, size = self.mailbox.get(timeout=min(left, TIMEOUT_MAX))
         except Empty:
             slow = "its answer comes too slowly" if self.session.is_partial else ""
             raise Failed(
@@ -162,9 +169,23 @@ class Pending:
                 hint="look there for processes in uninterruptible sleep (`ps axl`, state D) "
                 "and at `journalctl -k`; a reboot may be all that helps",
             ) from None
+        self._read += size
         if isinstance(event, SparkClusterError):
             raise event
         return event
+
+    def put(self, event: dict[str, Any], size: int) -> None:
+        """Keep a message of `size` bytes until it is waited for.
+
+        Raises:
+            ValueError: what nobody has read fills the memory.
+        """
+        self._came += size
+        if self.mailbox.qsize() >= UNREAD_MESSAGES or self._came - self._read > UNREAD_BYTES:
+            raise ValueError(
+                f"messages for `{self.op}` come without end, faster than they are read"
+            )
+        self.mailbox.put((event, size))
 
     def _give(self, need: Mapping[str, Any], blobs: Blobs) -> None:
         """Send the part of a content that the agent needs, piece by piece.
@@ -198,6 +219,9 @@ class Pending:
             self.session.put(frames.pack(taken))
             self._shown = 0
 
+
+UNREAD_MESSAGES, UNREAD_BYTES = 100_000, 2 * frames.LIMIT
+"""Of a request at most that have come and that nobody has read; agents wait after a few MiB."""
 
 LOST_AFTER = 15.0
 """Seconds of silence (the agent gives a sign of life every 5) after which the node is lost."""
@@ -351,7 +375,7 @@ class Session:
             return
         if event["event"] == "done":
             check_reply(event, pending.op, pending.reply)
-        pending.mailbox.put(event)
+        pending.put(event, self._taken)
 
     @property
     def is_partial(self) -> bool:
@@ -433,7 +457,7 @@ class Session:
         except Exception as fault:  # noqa: BLE001  (without a reader every request would wait)
             why = self.refuse(f"{type(fault).__name__}: {fault}")
         for pending in list(self._pending.values()):
-            pending.mailbox.put(why)
+            pending.mailbox.put((why, 0))
 
     def read(self, size: int, /) -> bytes:
         """Return the next bytes, for `frames.read`.

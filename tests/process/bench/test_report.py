@@ -391,7 +391,7 @@ def test_without_matplotlib_its_extra_is_named(tmp_path, monkeypatch):
 def test_a_pipe_in_the_place_of_a_record_is_not_waited_for(tmp_path):
     """An archive of somebody else's run can have one, and `dashboard` looks at every run."""
     os.mkfifo(tmp_path / "run.json")
-    with pytest.raises(InvalidFile, match="is not a regular file"):
+    with pytest.raises(InvalidFile, match="this is a named pipe"):
         load_record(tmp_path)
 
 

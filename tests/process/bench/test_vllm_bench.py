@@ -78,7 +78,9 @@ def test_the_container_reads_files_and_writes_none():
     of_a_hub = " ".join(how(model_path="/hub/models--a--b/snapshots/1").runs[0].argv)
     assert "source=/hub/models--a--b,target=/hub/models--a--b,readonly" in of_a_hub
     assert text.startswith("docker run --rm --name spark-bench --label spark-cluster.bench=load ")
-    assert "--cap-drop ALL --cap-add DAC_OVERRIDE --security-opt no-new-privileges" in text
+    assert (
+        "--user 0:0 --cap-drop ALL --cap-add DAC_OVERRIDE --security-opt no-new-privileges" in text
+    )
     assert "--env HF_HUB_OFFLINE=1" in text
     assert "--env HF_HOME=/tmp/huggingface" in text, "caches are its own, also against the recipe"
     assert "--privileged" not in text

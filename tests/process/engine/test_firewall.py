@@ -95,6 +95,7 @@ def test_the_endpoint_stays_reachable_where_the_inventory_wants_it(tmp_path):
         "state": "present",
         "peers": ("a", "b"),
         "ports": firewall.closed(reached, started(), NODES_A_B),
+        "served": (("a", 40000), ("a", started().port)),
         "endpoint_port": 40000,
     }
     assert (6379, 6379) in told["ports"]

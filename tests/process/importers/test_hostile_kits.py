@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from cases import each_row
 from factories import put
+from program import run
 
 from spark_cluster.errors import InvalidFile, SparkClusterError
 from spark_cluster.importers.compose import MOST_FILES
@@ -360,6 +361,15 @@ SLOW_KITS = {
 @pytest.mark.parametrize("files", SLOW_KITS.values(), ids=SLOW_KITS)
 def test_it_is_read_soon(tmp_path, files):
     assert "name: Qwen/Qwen3-8B" in read(tmp_path, files)
+
+
+def test_flags_that_nobody_knows_are_not_all_compared_with_those_of_vllm(tmp_path):
+    flags = " ".join(f"--max-num-batched-tokenz{number} 1" for number in range(2800))
+    put(tmp_path / "start.sh", f"{SERVE} {flags}\n")
+    begun = time.monotonic()
+    done = run("lint", "./start.sh", cwd=tmp_path)
+    assert "more than 200 flags" in done.stderr
+    assert time.monotonic() - begun < 8
 
 
 def test_a_file_of_flags_that_many_commands_name_is_not_read_for_each(tmp_path):

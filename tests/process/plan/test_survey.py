@@ -20,7 +20,8 @@ def asked(cluster: PipedCluster) -> list[int]:
 def test_each_node_is_asked_once_for_who_holds_memory_and_whether_the_model_is_there(piped_cluster):
     cluster = piped_cluster("b", "a")
     head = cluster.nodes["a"]
-    head.put("/data/m/.complete", "org/m@main\n")
+    head.put("/data/m/.complete", "org/m@main by image\n")
+    cluster.nodes["b"].put("/data/m/.complete", "partial org/m by image\n")
     head.held = [GpuProcess(4711, "VLLM::EngineCore", 2048)]
     play = cluster.play.part(["a", "b"])
     facts = {node.name: node.facts for node in play.nodes}

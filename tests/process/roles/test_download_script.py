@@ -15,6 +15,7 @@ from waiting import HANG_S, until
 
 WORK = SHIPPED.load_role("models").function.__globals__["DOWNLOADS"]
 TOKEN = "hf_NotARealTokenButASecret"
+DOWNLOAD = ("download", "--revision=main", "--exclude=.complete*")
 
 PROGRAM = """#!PYTHON -IS
 import json, os, sys, time
@@ -56,10 +57,10 @@ class Node:
             put(home / "bin" / name, made, 0o755)
 
     def start(
-        self, token: str = "", revision: str = "main", *, venv: bool = False
+        self, token: str = "", revision: str = "main", *, venv: bool = False, **other: str
     ) -> subprocess.Popen[bytes]:
         where = {"path": str(self.folder), "venv": str(self.home) if venv else ""}
-        given = {"name": "org/m", "revision": revision, "image": "image:1", **where}
+        given = {"name": "org/m", "revision": revision, "image": "image:1", **where, **other}
         command = one(yielded("models", a_spark(), **given), "Command")
         argv = [str(self.work) if word == WORK else word for word in command.argv]
         process = subprocess.Popen(
@@ -71,8 +72,10 @@ class Node:
         process.stdin.close()
         return process
 
-    def run(self, token: str = "", revision: str = "main", *, venv: bool = False) -> int:
-        process = self.start(token, revision, venv=venv)
+    def run(
+        self, token: str = "", revision: str = "main", *, venv: bool = False, **other: str
+    ) -> int:
+        process = self.start(token, revision, venv=venv, **other)
         status = process.wait(HANG_S)
         self.said = process.stdout.read().decode() if process.stdout else ""
         return status
@@ -109,12 +112,12 @@ def test_the_token_is_in_a_file_of_root_and_nowhere_else(node, venv):
     assert TOKEN not in (node.home / "calls").read_text()  # neither in argv nor in a variable
     if venv:  # and no docker is asked for anything
         assert [call["argv"] for call in node.calls] == [
-            ["download", "--revision=main", f"--local-dir={node.folder}", "--", "org/m"]
+            [*DOWNLOAD, f"--local-dir={node.folder}", "--", "org/m"]
         ]
     else:
         (run,) = [call["argv"] for call in node.calls if call["argv"][0] == "run"]
         assert "HF_TOKEN_PATH=/run/secrets/hub-token" in run
-    assert node.complete == "org/m@main\n"
+    assert node.complete == f"org/m@main by {node.home / 'bin/hf' if venv else 'image'}\n"
     for path in node.folder.iterdir():  # the engine need not be root to read them
         assert path.stat().st_mode & 0o777 == 0o644
 
@@ -135,7 +138,7 @@ def test_the_container_has_a_name_that_goes_before_and_its_end_is_heard_of(node)
     assert name.startswith("spark-download-")
     assert "--init" in run  # or SIGTERM would not end it
     assert run[run.index("image:1") + 1 :] == [
-        "download", "--revision=main", f"--local-dir={node.folder}", "--", "org/m",
+        *DOWNLOAD, f"--local-dir={node.folder}", "--", "org/m",
     ]  # fmt: skip
 
 
@@ -146,7 +149,7 @@ def test_a_failure_is_reported_and_the_folder_is_not_called_complete(node):
     assert "--allow-env" not in node.said
     assert node.run(revision="new") == 7
     assert "for a gated model, --allow-env HF_TOKEN" in node.said
-    assert node.complete == ""  # files of both are in it
+    assert node.complete == "partial org/m by image\n"  # files of both are in it
     assert node.left() == []
 
 
@@ -159,7 +162,7 @@ def test_ended_it_ends_what_it_has_started(node, venv):
     assert process.wait(HANG_S) == 143
     assert venv or ["rm", "--force", "id-of-it"] in [call["argv"] for call in node.calls]
     assert node.left() == []
-    assert node.complete == ""
+    assert node.complete.startswith("partial org/m by ")
 
 
 def test_killed_its_token_is_removed_by_the_next_one(node):
@@ -182,6 +185,47 @@ def test_another_one_at_work_is_left_alone(node):
     assert node.left() == [theirs]
 
 
+def unless(node, **other):
+    """Return whether the role takes the folder as it is."""
+    given = {"name": "org/m", "revision": "main", "image": "image:1", "path": str(node.folder)}
+    command = one(yielded("models", a_spark(), **{**given, **other}), "Command")
+    return subprocess.run(command.unless, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("ends", [0, 7], ids=["whole", "in part"])
+@pytest.mark.parametrize("other", [{"image": "evil/image:1"}, {"name": "evil/m"}])
+def test_a_folder_that_another_recipe_has_filled_is_not_taken(node, ends, other):
+    """Its image wrote it as it liked, or its repository: a file more is loaded with the others."""
+    (node.home / "status").write_text(str(ends))
+    assert node.run(**other) == ends
+    before = len(node.calls)
+    assert not unless(node)
+    assert node.run() == 1
+    assert len(node.calls) == before, "nothing is downloaded over it"
+    assert str(node.folder) in node.said
+    assert "another folder" in node.said
+
+
+def test_newer_images_of_a_name_and_older_notes_are_taken(node):
+    assert node.run() == 0
+    for image in ("image:1", "image:2", f"image@sha256:{'0' * 64}", "image"):
+        assert unless(node, image=image)
+        assert node.run(revision="new", image=image) == 0
+        assert not unless(node, image=image)
+        assert node.run(image=image) == 0
+    (node.folder / ".complete").write_text("org/m@main\n")
+    assert unless(node)
+    assert not unless(node, name="org/other")
+
+
+def test_a_program_of_the_image_cannot_write_the_note(node):
+    """It could say that the model of another recipe is there, and end in a failure."""
+    assert node.run() == 0
+    (run,) = [call["argv"] for call in node.calls if call["argv"][0] == "run"]
+    note = node.folder / ".complete"
+    assert f"type=bind,source={note},target={note},readonly" in run
+
+
 TRICKS = {
     "a link for the new file": 'ln -s "$outside/secret" "$folder/.complete.new"',
     "a link to a folder": 'ln -s "$outside/cron.d" "$folder/.complete"',
@@ -197,10 +241,11 @@ def test_what_the_program_left_is_not_followed(node, trick):
     outside, complete = node.home / "outside", node.folder / ".complete"
     secret = put(outside / "secret", "root's\n", mode=0o600)
     (outside / "cron.d").mkdir()
-    text = f"#!/bin/sh\noutside={outside} folder={node.folder}\n{TRICKS[trick]}\n"
+    begin = f"#!/bin/sh\noutside={outside} folder={node.folder}\nrm $folder/.complete\n"
+    text = f"{begin}{TRICKS[trick]}\n"
     put(node.home / "bin/hf", text, 0o755)
     assert node.run(venv=True) == 0
-    assert node.complete == "org/m@main\n"
+    assert node.complete == f"org/m@main by {node.home}/bin/hf\n"
     assert (complete.is_symlink(), complete.stat().st_mode & 0o777) == (False, 0o644)
     assert (secret.read_text(), secret.stat().st_mode & 0o777) == ("root's\n", 0o600)
     assert sorted(path.name for path in outside.rglob("*")) == ["cron.d", "secret"]

@@ -34,7 +34,7 @@ from spark_cluster.engine.client_target import TunnelEvent, keep_open, url_on_he
 from spark_cluster.engine.proxy import Access
 from spark_cluster.errors import Unreachable, UsageError
 from spark_cluster.runner import dialer
-from spark_cluster.runner.dialer import carried, forward
+from spark_cluster.runner.dialer import carried, forward, held
 
 CHECKOUT = Path(__file__).parents[3]
 pytestmark = pytest.mark.usefixtures("trusted")
@@ -155,9 +155,20 @@ def test_it_tries_again_until_the_node_is_back(run, endpoint):
     assert "refused the connection" in running.next("cut").message
     with pytest.raises(OSError):
         running.get()
+    assert bind_error(running.port) == errno.EADDRINUSE, "another user would get the API key"
     relay.listen()
     until(lambda: running.events.get(timeout=HANG_S).event == "open")
     assert running.get("/back") == "/back"
+
+
+def bind_error(port):
+    """Return why nobody else can listen at a port of the loopback; 0 if he can."""
+    with contextlib.suppress(OSError), socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        return 0
+    return errno.EADDRINUSE
 
 
 def test_an_endpoint_that_does_not_listen_is_reported_once(run):
@@ -254,26 +265,35 @@ def group_of(port):
             group = path.read_text().rpartition(")")[2].split()[2]
             words = path.with_name("cmdline").read_text().split("\0")
             groups.setdefault(group, {})[int(path.parent.name)] = words
-    spec = f"127.0.0.1:{port}:"
     for found in groups.values():
-        if any(word.startswith(spec) for words in found.values() for word in words):
+        if any(word.endswith(f":127.0.0.1:{port}") for words in found.values() for word in words):
             return found
     return {}
 
 
 def test_a_forward_ends_with_its_block_and_all_of_its_processes(target, endpoint):
     with forward(target(), "127.0.0.1", endpoint) as port:
-        processes = group_of(port)
+        processes = group_of(endpoint)
         assert len(processes) > 1
         assert fetched(port, "/x") == "/x"
     until(lambda: not any(map(lives, processes)))
     socket.create_server(("127.0.0.1", port)).close()
 
 
+def test_the_port_of_a_forward_stays_ours_when_its_ssh_has_ended(target, endpoint):
+    """Another user could listen there, and would be sent Ray's token by the next request."""
+    with forward(target(), "127.0.0.1", endpoint) as port:
+        os.killpg(os.getpgid(next(iter(group_of(endpoint)))), signal.SIGKILL)
+        until(lambda: not group_of(endpoint))
+        assert bind_error(port) == errno.EADDRINUSE
+        with pytest.raises(OSError):
+            fetched(port, "/x")
+
+
 def test_a_forward_that_hangs_is_killed(target, endpoint, monkeypatch):
     monkeypatch.setattr(dialer, "ENDS_WITHIN_S", 0.2)
-    with forward(target(), "127.0.0.1", endpoint) as port:
-        processes = group_of(port)
+    with forward(target(), "127.0.0.1", endpoint):
+        processes = group_of(endpoint)
         os.killpg(os.getpgid(next(iter(processes))), signal.SIGSTOP)
     until(lambda: not any(map(lives, processes)))
 
@@ -299,7 +319,7 @@ def test_a_forward_ends_when_its_program_is_killed(sshd, trusted, endpoint, home
         argv, check=False, env=environment, capture_output=True, text=True, timeout=HANG_S
     )
     assert done.returncode == -signal.SIGKILL
-    until(lambda: not group_of(int(done.stdout)))
+    until(lambda: not group_of(endpoint))
 
 
 def test_a_proxy_command_that_outlives_ssh_hides_no_cut(target, sshd, home, endpoint):
@@ -307,16 +327,15 @@ def test_a_proxy_command_that_outlives_ssh_hides_no_cut(target, sshd, home, endp
     (home / "proxy.py").write_text(STUBBORN_PROXY)
     command = f"{sys.executable} {home}/proxy.py 127.0.0.1 {sshd.port}"
     (home / ".ssh" / "config").write_text(f"Host *\n  ProxyCommand {command}\n")
-    port = free_port()
-    with carried(target(), port, "127.0.0.1", endpoint) as news:
-        processes = group_of(port)
+    with held(0) as entrance, carried(target(), entrance, "127.0.0.1", endpoint) as news:
+        processes = group_of(endpoint)
         os.kill(next(pid for pid, words in processes.items() if words[0] == "ssh"), signal.SIGKILL)
         assert list(news) == [("cut", "the connection was cut")]
 
 
 def unreachable(target):
     """Return why a tunnel is refused."""
-    with pytest.raises(Unreachable) as caught, carried(target, free_port(), "127.0.0.1", 1):
+    with pytest.raises(Unreachable) as caught, forward(target, "127.0.0.1", 1):
         raise AssertionError("it opened")
     return caught.value
 
@@ -398,18 +417,19 @@ def test_no_name_becomes_an_option(target, tmp_path):
 
 def test_where_it_leads_is_an_address(target):
     with pytest.raises(Unreachable, match="is not an address"):
-        carried(target(), free_port(), "127.0.0.1:22 -R 9:x", 1).__enter__()
+        forward(target(), "127.0.0.1:22 -R 9:x", 1).__enter__()
 
 
 def test_a_forward_that_ssh_config_has_already_does_no_harm_or_is_said(target, home, endpoint):
     taken, config = free_port(), home / ".ssh" / "config"
     config.write_text(f"Host *\n  LocalForward {taken} 127.0.0.1:1\n")
-    with carried(target(), taken, "127.0.0.1", endpoint):
+    with held(taken) as entrance, carried(target(), entrance, "127.0.0.1", endpoint):
         assert fetched(taken, "/ours") == "/ours"
     config.write_text(f"Host *\n  LocalForward 127.0.0.1:{taken} 127.0.0.1:1\n")
     with (
         pytest.raises(UsageError, match=f"port {taken} .*cannot be used") as caught,
-        carried(target(), taken, "127.0.0.1", endpoint),
+        held(taken) as entrance,
+        carried(target(), entrance, "127.0.0.1", endpoint),
     ):
         raise AssertionError("it opened")
     assert "LocalForward" in caught.value.message

@@ -226,6 +226,8 @@ def test_a_model_on_another_node_is_reached_over_the_fabric_only():
     assert [node.name for node in found.nodes] == ["a", "b"]
     assert found.firewall["peers"] == ("a", "b")
     assert {(18000, 18000), (18001, 18001)} <= set(found.firewall["ports"])
+    answering = {("a", 8000), ("a", 18000), ("b", 18001)}
+    assert answering <= set(found.firewall["served"]), "and only there nobody else answers"
 
 
 # -- what cannot be ------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 import spark_cluster
 from spark_cluster.node import confinement
 
-WORDS = "--cap-drop ALL --cap-add DAC_OVERRIDE --security-opt no-new-privileges"
+WORDS = "--user 0:0 --cap-drop ALL --cap-add DAC_OVERRIDE --security-opt no-new-privileges"
 
 
 def test_options_of_docker_run():

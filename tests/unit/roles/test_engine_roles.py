@@ -48,6 +48,14 @@ def test_an_engines_container_has_two_capabilities_and_gains_none():
         assert (made.cap_drop, made.security_opt) == (("ALL",), ("no-new-privileges",))
 
 
+def test_the_user_that_an_image_names_takes_no_secret_from_its_programs():
+    """Docker gives `USER vllm` of an image no capability: it could read neither Ray's token nor a
+    secret variable, could write no cache, and Ray's port would not be root's, which alone is sent
+    the token."""
+    for role in ("ray", "vllm"):
+        assert containers(role)[0].user == "0:0"
+
+
 def test_no_port_of_ray_is_left_to_chance():
     """`ray start --help` of 2.60 knows these; what only the environment sets is there, too."""
     for made in containers("ray", ray=Ray(first_port=19001)):

@@ -7,7 +7,7 @@ import threading
 import pytest
 from cases import cases
 from hostile.agent import DEEP, Frame, Played, ended, raw, said
-from waiting import HANG_S
+from waiting import HANG_S, until
 
 from spark_cluster.agent import frames, messages
 from spark_cluster.agent.operations import ACTIONS_OF, OPERATIONS, AgentNode, Laptop, carry_out
@@ -113,6 +113,30 @@ def test_a_frame_that_drips_ends_the_session(monkeypatch, deaths):
     error = error_of(Played(said({"event": "alive"}), "drip"), "stream", argv=["true"])
     assert "bytes of a message of 134217732 have come in " in error.message
     assert deaths == []
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [
+        ("x", {"UNREAD_MESSAGES": 50}),
+        ("x" * 10_000, {"UNREAD_BYTES": 500_000}),
+    ],
+)
+def test_a_node_that_floods_does_not_fill_the_memory(monkeypatch, text, limits):
+    """While the terminal shows something, or its user thinks, nobody takes what comes."""
+    for name, limit in limits.items():
+        monkeypatch.setattr(sessions, name, limit)
+    flood = [{"event": "output", "req": 1, "text": text}] * 1000
+    session = Session("spark1", Played(said(*flood), "alive"))
+    pending = session.submit("stream", argv=["true"])
+    until(lambda: pending.mailbox.qsize() > 45)
+    assert ended(session)
+    assert pending.mailbox.qsize() <= 60
+    shown = []
+    with pytest.raises(SparkClusterError, match="faster than they are read") as caught:
+        pending.wait(shown.append)
+    assert caught.value.where == "spark1"
+    assert len(shown) >= 45, "what came before is shown"
 
 
 @pytest.mark.parametrize("ending", ["alive", "drip", "chatter"])

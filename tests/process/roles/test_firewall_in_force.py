@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Interface
 from typing import Any
 
@@ -29,7 +29,8 @@ DROPPED_S = 1.0
 """Seconds in which a connection that must not come about would have."""
 
 LISTEN = """
-import json, selectors, socket, sys
+import json, os, selectors, socket, sys
+os.setuid(int(sys.argv[2]))
 waiting = selectors.DefaultSelector()
 for port in json.loads(sys.argv[1]):
     made = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -61,7 +62,7 @@ class Network:
     def __init__(self, name: str) -> None:
         self.name = name
         self.spaces = [f"{name}-{one}" for one in ("node", "peer", "lan")]
-        self.listener: subprocess.Popen[str] | None = None
+        self.listeners: list[subprocess.Popen[str]] = []
 
     def make(self) -> None:
         node, peer, lan = self.spaces
@@ -99,22 +100,27 @@ class Network:
         """Load a table, as the node does it."""
         subprocess.run(self.inside("node", "nft", "-f", "-"), input=table._content(), check=True)
 
-    def listen(self) -> None:
-        argv = self.inside("node", sys.executable, "-I", "-c", LISTEN, json.dumps(PORTS))
-        self.listener = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-        assert self.listener.stdout.readline() == "ready\n"
+    def listen(self, ports: Sequence[int] = PORTS, user: int = 0) -> None:
+        """Have a program of a user listen on ports of the node."""
+        words = (json.dumps(ports), str(user))
+        argv = self.inside("node", sys.executable, "-I", "-c", LISTEN, *words)
+        listener = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+        self.listeners.append(listener)
+        assert listener.stdout.readline() == "ready\n"
 
-    def reached(self, space: str, host: str, expected: set[int], source: str = "") -> set[int]:
+    def reached(
+        self, space: str, host: str, expected: set[int], source: str = "", *, ports=PORTS
+    ) -> set[int]:
         """Return the ports that are reached from a place; those `expected` are waited for."""
-        limits = [(port, HANG_S if port in expected else DROPPED_S) for port in PORTS]
+        limits = [(port, HANG_S if port in expected else DROPPED_S) for port in ports]
         asked = json.dumps([host, source or None, limits])
         argv = self.inside(space, sys.executable, "-I", "-c", KNOCK, asked)
         return set(json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE).stdout))
 
     def end(self) -> None:
-        if self.listener is not None:
-            self.listener.kill()
-            self.listener.communicate()
+        for listener in self.listeners:
+            listener.kill()
+            listener.communicate()
         for space in self.spaces:
             subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
 
@@ -179,3 +185,17 @@ def test_both_tables_together_let_the_other_node_in_and_nobody_else(network):
         ("peer", "192.168.77.1", "192.168.77.2", {SSH, *COPYING}),
     ):
         assert network.reached(space, host, expected, source) == expected, (space, host, source)
+
+
+@pytest.mark.parametrize("user", [0, 33, 1000, 62_000])
+def test_nobody_without_rights_answers_in_the_place_of_a_server_or_the_endpoint(network, user):
+    """Whoever listens there while the engine loads, or the proxy is down, would be sent prompts,
+    and by clients the API key. 62000 is a user that systemd makes, as it does for the proxy."""
+    served, other = [8000, 18000], 9000
+    answering = (("spark1", 8000), ("spark1", 18000), ("spark2", other))
+    network.load(tables(state="present", served=answering)[0])
+    network.listen([*served, other], user)
+    expected = {*served, other} if user in (0, 62_000) else {other}
+    for space, host in (("node", "127.0.0.1"), ("node", "::1"), ("lan", "192.168.77.1")):
+        found = network.reached(space, host, expected, ports=[*served, other])
+        assert found == expected, (space, host)
