@@ -346,6 +346,8 @@ class _Log:
         said = error or log_lines.whole(line.text, lambda: candidate.following)
         said = said if error != begun else _continued(said, candidate, line)
         at = log_lines.raised_at(trace()) if error and not echo else None
+        if error.startswith("Fatal Python error: "):
+            at = log_lines.died_at(candidate.after(log_lines.TRACE))
         if at is not None and log_lines.has_no_text(error):
             said = f"{error}: {at}"
         rank = 0 if error and not echo else 2 if echo else 1
