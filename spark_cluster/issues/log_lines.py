@@ -42,6 +42,7 @@ _ENGINE = re.compile(r"(?:.*/)?(?:vllm|sglang)/")
 _PACKAGES = re.compile(r"^.*/(?:site-packages|dist-packages|python(?=/sglang))/")
 ANCHORS: tuple[str, ...] = tuple(_FILE["anchors"])
 """Literals of which every line has one that looks like an error without being an exception."""
+TYPESET = [(page.encode(), typed.encode()) for page, typed in _FILE["typeset"].items()]
 NEXT: dict[str, dict[str, Any]] = _FILE["next"]
 """Where to look next when logs do not tell the cause: `step` has texts by name, `after` the names
 by verdict."""

@@ -105,20 +105,13 @@ class AnchoredLine:
         return self._blob[start : self._begin].decode("utf-8", "replace")
 
 
-_TYPESET = re.compile(
-    rb"\xe2\x80[\x98\x99\x9c\x9d]|(?<= )\xe2\x80\x93(?=[a-z])|&(?:quot|#39|#x27|lt|gt);"
-)
-_TYPED = {b"\xe2\x80\x93": b"--", b"&quot;": b'"', b"&lt;": b"<", b"&gt;": b">"}
-
-
 def _as_typed(data: bytes) -> bytes:
-    """Return a log with the quotes and dashes that its program wrote, where a page has put curly
-    quotes (as forums do outside of code), a long dash before an option, or entities for them.
+    """Return a log with the quotes and dashes that its program wrote, where a page made others; a
+    long one comes from no page.
     """
-    if b"\xe2\x80" not in data and b"&" not in data:
-        return data
-    curly = {b"\x9c": b'"', b"\x9d": b'"'}
-    return _TYPESET.sub(lambda at: _TYPED.get(at[0]) or curly.get(at[0][-1:], b"'"), data)
+    for typeset, typed in log_lines.TYPESET if len(data) < CHUNK else ():
+        data = data.replace(typeset, typed)
+    return data
 
 
 def _text(blob: bytes, begin: int, stop: int) -> str:
