@@ -293,16 +293,6 @@ def raised_at(trace: str) -> RaisedAt | None:
     return RaisedAt(places[-1] + called, source)
 
 
-def died_at(following: Iterable[str]) -> RaisedAt | None:
-    """Return where a process ended by what Python's fault handler wrote after its error: the first
-    frame, as the newest is there, of the thread that ended it.
-    """
-    dump = "\n".join(read(raw).text for raw in following)
-    frames = dump.rpartition("\nCurrent thread ")[2].splitlines()
-    found = next((frame for text in frames if (frame := _FRAME.match(text))), None)
-    return RaisedAt(f"{_PACKAGES.sub('', found['file'])}, in {found['name']}") if found else None
-
-
 def pasted_complaint_in(raw: str) -> str:
     """Return what a line of a short pasted text may complain of, with words that routine lines of
     whole logs have as well.

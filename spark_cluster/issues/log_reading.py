@@ -105,15 +105,6 @@ class AnchoredLine:
         return self._blob[start : self._begin].decode("utf-8", "replace")
 
 
-def _as_typed(data: bytes) -> bytes:
-    """Return a log with the quotes and dashes that its program wrote, where a page made others; a
-    long one comes from no page.
-    """
-    for typeset, typed in log_lines.TYPESET if len(data) < CHUNK else ():
-        data = data.replace(typeset, typed)
-    return data
-
-
 def _text(blob: bytes, begin: int, stop: int) -> str:
     return blob[begin : min(stop, begin + DECODED)].decode("utf-8", "replace")
 
@@ -227,7 +218,9 @@ class Reader:
                 if not self.bytes:
                     _must_be_text(data, self.source.name)
                 self.bytes += len(data)
-                blob = context + rest + _as_typed(data)
+                for page, typed in log_lines.TYPESET if len(data) < CHUNK else ():
+                    data = data.replace(page, typed)  # a long log comes from no page
+                blob = context + rest + data
                 start = len(context)
                 end = blob.rfind(b"\n", start, -1) + 1 if data else len(blob)
                 if not end:  # a single line, of which more may come
