@@ -477,7 +477,12 @@ class _Before:
         self._line = line
 
     def trace(self) -> str:
-        """The last lines of the same speaker, as a traceback has them."""
+        """The last lines of the same speaker, as a traceback has them; of a process that Python's
+        fault handler saw end, the frames that it wrote afterwards, the newest first.
+        """
+        if self._line.text.startswith("Fatal Python error: "):
+            dump = map(log_lines.read, reversed(self._candidate.after(log_lines.TRACE)))
+            return log_lines.trace([*dump], self._line.speaker).partition("\nCurrent thread ")[0]
         if not self._line.text or "Error" not in self._line.text:
             return ""
         passed = self._candidate.context().splitlines()[-log_lines.TRACE :]

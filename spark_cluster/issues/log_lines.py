@@ -35,13 +35,14 @@ _ECHO, _COMPLAINT, _TOOL, _FAINT, _PASTED, _NOISE, _QUOTES = (
     re.compile("|".join(_FILE[name]))
     for name in ("echo", "complaint", "tool", "faint", "pasted", "noise", "quotes")
 )
-_INNER, _NAME_ONLY, _FRAME = (
-    re.compile("|".join(_FILE[name])) for name in ("inner", "bare", "frame")
+_INNER, _NAME_ONLY, _FRAME, _VIEWERS = (
+    re.compile("|".join(_FILE[name])) for name in ("inner", "bare", "frame", "viewers")
 )
 _ENGINE = re.compile(r"(?:.*/)?(?:vllm|sglang)/")
 _PACKAGES = re.compile(r"^.*/(?:site-packages|dist-packages|python(?=/sglang))/")
 ANCHORS: tuple[str, ...] = tuple(_FILE["anchors"])
 """Literals of which every line has one that looks like an error without being an exception."""
+TYPESET = [(page.encode(), typed.encode()) for page, typed in _FILE["typeset"].items()]
 NEXT: dict[str, dict[str, Any]] = _FILE["next"]
 """Where to look next when logs do not tell the cause: `step` has texts by name, `after` the names
 by verdict."""
@@ -325,13 +326,6 @@ def complaint_in(line: ParsedLine, following: Callable[[], str] = str) -> str:
 
 # What programs that keep or show logs put before a line: Compose, kubectl, Docker, the journal.
 
-_OURS = re.compile(
-    r"^(?:[\w.-]+ (?:vllm(?:-[\w.-]+)?|ray): |[\w.@/-]+ +\| ?|\[pod/[\w./-]{1,200}\] "
-    r"| {0,16}(?:[|>│]|&gt;) | ?\[[A-Z][\w -]{1,20}\] (?=\())"
-)
-"""The last two: groups of exceptions and quotes (`    | OSError`), and a tag before the process's
-name (`[VLLM LOG] (Worker_TP3 pid=5) `)."""
-
 
 def _moment(told: Mapping[str, str | None]) -> str:
     """Return `11-20 14:14:29.000000`, which sorts by time within a year; empty without a time."""
@@ -348,7 +342,7 @@ def take_stamp(rest: str) -> tuple[str, str, str]:
 
     The stamp is empty for the journal's own forms, which cannot be passed to `docker logs`.
     """
-    if prefix := _OURS.match(rest):
+    if prefix := _VIEWERS.match(rest):
         rest = rest[prefix.end() :]
     for pattern in _KEEPERS:
         if found := pattern.match(rest):

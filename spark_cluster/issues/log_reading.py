@@ -220,6 +220,8 @@ class Reader:
                 if not self.bytes:
                     _must_be_text(data, self.source.name)
                 self.bytes += len(data)
+                for page, typed in log_lines.TYPESET if len(data) < CHUNK else ():
+                    data = data.replace(page, typed)  # a long log comes from no page
                 blob = context + rest + data
                 start = len(context)
                 end = blob.rfind(b"\n", start, -1) + 1 if data else len(blob)
