@@ -75,6 +75,17 @@ def layers(model: str, dtype: Any) -> dict[str, Any]:
     return {f"layer.{number}": spec for number, spec in enumerate(pattern)}
 
 
+PACKED = (
+    "glm-5.3-flash",
+    "glm-5.3-flash-mtp",
+    "qwen3.8-flash-next",
+    "qwen3.8-flash-next-mtp",
+)
+"""Models whose indexers keep pooled keys, over two GPUs; with MTP they draft some tokens. 0.30.0 is
+the first version that has them."""
+
+DRAFTED = 3
+
 MODELS = (
     "llama-8b",
     "gemma4-31b",
@@ -105,12 +116,147 @@ def recurrent(kinds: Any, full: Any) -> list[Any]:
     return ([mamba] * 3 + [full(2, 256, block)]) * 12
 
 
+def pooled(model: str, dtype: Any) -> dict[str, Any]:
+    """The layers of one of the `PACKED`, in the order in which vLLM registers them, on a Spark."""
+    from vllm.v1 import kv_cache_interface as kinds
+
+    drafted = DRAFTED if model.endswith("-mtp") else 0
+    of_glm = model.startswith("glm")
+    attention, mamba = (of_flash_glm if of_glm else of_flash_qwen)(kinds, dtype, drafted)
+    interval = [mamba[0]] * 3 + attention
+    found = interval * 11 + [mamba[0]] if of_glm else interval * 12 + mamba[1:]
+    if drafted:
+        found = [*found, *attention]
+    return {f"layer.{number}": spec for number, spec in enumerate(found)}
+
+
+def of_flash_glm(kinds: Any, dtype: Any, drafted: int) -> tuple[list[Any], list[Any]]:
+    """A layer of GLM-5.3-Flash's sparse attention (64 heads of 128 in delta attention)."""
+    import torch
+
+    packed = dtype != torch.bfloat16
+    a_token = 656 if packed else 1024
+    shapes = ((3 + drafted, 3 * 64 * 128 // 2), (32, 128, 128))
+    state = 2 * (3 + drafted) * shapes[0][1] + 4 * 32 * 128 * 128
+    block = 256 * -(-state // (256 * a_token))
+    newer = not hasattr(kinds, "KpoolTailSpec")  # FlashKDA's checkpoint and whole kernels: 0.32
+    latent = made(
+        kinds.MLAAttentionSpec,
+        block_size=block,
+        num_kv_heads=1,
+        head_size=512,
+        dtype=torch.uint8 if packed else dtype,
+        cache_dtype_str="fp8_ds_mla" if packed else "bfloat16",
+        state_content_bytes=656 if packed else None,
+        block_stride_alignment=64 * a_token if newer else None,
+    )
+    keys = made(
+        kinds.MLAAttentionSpec,
+        block_size=block,
+        num_kv_heads=1,
+        head_size=132,
+        dtype=torch.uint8,
+        tokens_per_state=4,
+        block_stride_alignment=64 * 132 if newer else None,
+    )
+    ring = made(
+        kinds.CircularBufferSpec if newer else kinds.KpoolTailSpec,
+        block_size=4 * (2 if drafted else 1) if newer else 4,
+        num_kv_heads=2,
+        head_size=128,
+        head_size_v=0,
+        dtype=torch.bfloat16,
+        sliding_window=4,
+        dcp_sharded=False,
+    )
+    mamba = of_state(
+        kinds, shapes, (torch.bfloat16, torch.float32), block, block * a_token, drafted
+    )
+    if newer:
+        mamba = dataclasses.replace(mamba, num_prefill_checkpoint_blocks=1)
+    return [latent, keys, ring], [mamba]
+
+
+def of_flash_qwen(kinds: Any, dtype: Any, drafted: int) -> tuple[list[Any], list[Any]]:
+    """A layer of Qwen3.8-Flash-Next's indexed attention, its delta net with states in float32, and
+    the convolution over its table of n-grams, which each GPU has whole."""
+    import torch
+
+    shapes = ((3 + drafted, (2 * 16 * 128 + 48 * 128) // 2), (24, 128, 128))
+    state = 2 * (3 + drafted) * shapes[0][1] + 4 * 24 * 128 * 128
+    a_token = 2 * 256 * (2 if dtype == torch.bfloat16 else 1)
+    block = 16 * -(-state // (16 * a_token))
+    full = made(
+        kinds.FullAttentionSpec, block_size=block, num_kv_heads=1, head_size=256, dtype=dtype
+    )
+    keys = made(
+        kinds.MLAAttentionSpec,
+        block_size=block,
+        num_kv_heads=1,
+        head_size=128,
+        dtype=torch.bfloat16,
+        tokens_per_state=4,
+    )
+    ring = made(
+        kinds.CircularBufferSpec,
+        block_size=4 * (2 if drafted else 1),
+        num_kv_heads=1,
+        head_size=140,
+        head_size_v=0,
+        dtype=torch.bfloat16,
+    )
+    sizes = (torch.bfloat16, torch.float32)
+    net = of_state(kinds, shapes, sizes, block, block * a_token, drafted)
+    table = of_state(
+        kinds, ((9 + drafted, 4 * 2560),), sizes[:1], block, block * a_token, drafted, alone=True
+    )
+    return [full, keys, ring], [net, table]
+
+
+def of_state(
+    kinds: Any,
+    shapes: Any,
+    dtypes: Any,
+    block: int,
+    page: int,
+    drafted: int,
+    *,
+    alone: bool = False,
+) -> Any:
+    return made(
+        kinds.MambaSpec,
+        block_size=block,
+        shapes=shapes,
+        dtypes=dtypes,
+        page_size_padded=page,
+        mamba_cache_mode="align",
+        num_speculative_blocks=drafted,
+        tp_replicated=alone,
+    )
+
+
+def layout_of(model: str) -> str:
+    """The order of the cache in memory that the backends of a model ask for."""
+    from vllm.v1 import kv_cache_interface as kinds
+
+    if model not in PACKED or (model.startswith("glm") and hasattr(kinds, "KpoolTailSpec")):
+        return "LBNHC"
+    return "BLHNC"
+
+
+def asked_of() -> tuple[str, ...]:
+    """The models that this version is asked about."""
+    from vllm.v1 import kv_cache_interface as kinds
+
+    return MODELS + PACKED if hasattr(kinds, "CircularBufferSpec") else MODELS
+
+
 def made(kind: Any, **fields: Any) -> Any:
     known = {field.name for field in dataclasses.fields(kind)}
     return kind(**{name: value for name, value in fields.items() if name in known})
 
 
-def configuration(length: int, batch: int, flying: int) -> Any:
+def configuration(length: int, batch: int, flying: int, layout: str = "LBNHC") -> Any:
     """As much of a VllmConfig as these functions look at."""
     config = SimpleNamespace(
         model_config=SimpleNamespace(
@@ -133,7 +279,7 @@ def configuration(length: int, batch: int, flying: int) -> Any:
             mamba_cache_mode="align",
             enable_prefix_caching=True,
             prefix_cache_retention_interval=None,
-            kv_cache_layout="LBNHC",
+            kv_cache_layout=layout,
         ),
         attention_config=SimpleNamespace(hisparse_config=None),
         device_config=SimpleNamespace(device_type="cuda"),
@@ -146,7 +292,7 @@ def configuration(length: int, batch: int, flying: int) -> Any:
         from vllm.v1.kv_cache_layout import KVCacheLayout
     except ImportError:  # older than layouts
         return config
-    config.cache_config.get_resolved_kv_cache_layout = lambda: KVCacheLayout["LBNHC"]
+    config.cache_config.get_resolved_kv_cache_layout = lambda: KVCacheLayout[layout]
     return config
 
 
@@ -161,28 +307,37 @@ def rows() -> Iterator[list[Any]]:
     except ImportError:  # older than 0.33
         from vllm.v1.core import kv_cache_utils as real
 
-    for model in MODELS:
+    for model in asked_of():
+        made_of, layout = pooled if model in PACKED else layers, layout_of(model)
         for dtype in (torch.bfloat16, torch.float8_e4m3fn):
             for size, length, batch in SIZES:
                 for flying in (1, 2):
-                    config = configuration(length, batch, flying)
+                    config = configuration(length, batch, flying, layout)
                     asked = [model, dtype != torch.bfloat16, size, length, batch, flying]
                     try:
-                        found = laid_out(real, config, layers(model, dtype), size)
+                        found = laid_out(real, config, made_of(model, dtype), size)
                     except ValueError:
                         said: list[Any] = [None, None, None]
                     else:
                         concurrency = get_max_concurrency_for_kv_cache_config(config, found)
-                        blocks = [group.kv_cache_spec.block_size for group in found.kv_cache_groups]
+                        blocks = [block_of(group) for group in found.kv_cache_groups]
                         said = [found.num_blocks, concurrency, min(blocks)]
-                    config = configuration(LONGEST, batch, flying)
+                    config = configuration(LONGEST, batch, flying, layout)
                     config.model_config.original_max_model_len = -1
                     try:
-                        laid_out(real, config, layers(model, dtype), size)
+                        laid_out(real, config, made_of(model, dtype), size)
                         said.append(config.model_config.max_model_len)
                     except ValueError:
                         said.append(0)
                     yield asked + said
+
+
+def block_of(group: Any) -> float:
+    """Tokens of a group's block; a ring has none."""
+    inside = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    spec = next(iter(inside.values())) if inside else group.kv_cache_spec
+    rings = ("CircularBufferSpec", "KpoolTailSpec")
+    return float("inf") if type(spec).__name__ in rings else group.kv_cache_spec.block_size
 
 
 def laid_out(real: Any, config: Any, specs: dict[str, Any], size: int) -> Any:

@@ -142,6 +142,8 @@ def _one_kind(keys: Keys, kind: str, count: int, borrowed: int, heads: int) -> A
         k_is_v=same,
         borrowed=borrowed,
         gated=keys.says("attn_output_gate") or has_trait(keys.model_type, "gated_attention"),
+        index_dim=keys.number("indexer_head_dim", default=0) if kind == FULL else 0,
+        pooled=keys.positive("indexer_compress_ratio", default=1) if kind == FULL else 1,
     )
 
 
@@ -159,6 +161,7 @@ def _latent(keys: Keys, of_layers: list[str], heads: int) -> Latent | None:
         index_dim=keys.number("index_head_dim", default=0),
         index_heads=keys.number("index_n_heads", default=0),
         index_layers=_index_layers(keys),
+        pooled=keys.positive("index_kpool", default=1),
     )
 
 

@@ -161,6 +161,8 @@ class Attention:
         k_is_v: the values are the keys (Gemma 4's full layers), so the checkpoint has no weights
             for them; in memory vLLM has those of the keys twice, and the cache holds both.
         gated: a gate of the queries' size multiplies what attention gives (Qwen3-Next and later).
+        index_dim: elements of the key that an indexer keeps next to, of each `pooled` tokens one
+            (Qwen3.8-Flash-Next); 0 without one.
         borrowed: how many of the layers use the cache of an earlier layer and have none of their
             own (`num_kv_shared_layers`: Gemma 3n, Gemma 4 E2B and E4B).
     """
@@ -175,6 +177,8 @@ class Attention:
     k_is_v: bool = False
     borrowed: int = 0
     gated: bool = False
+    index_dim: int = 0
+    pooled: int = 1
 
 
 @dataclass(frozen=True)
@@ -189,6 +193,7 @@ class Latent:
             (DeepSeek V3.2); 0 without one. The indexer has `index_heads` heads.
         index_layers: layers with an indexer of their own; others use that of an earlier layer
             (GLM-5.2), or have none (DeepSeek V4). None: all.
+        pooled: tokens that share one key of the indexer (GLM-5.3-Flash).
         output_rank: of the low-rank output, which is made in `output_groups` of heads and leaves no
             matrix to expand keys and values (DeepSeek V4); 0: an output over all heads.
         kept: vectors that the cache has for a token, on average of the layers: below 1 where some
@@ -205,6 +210,7 @@ class Latent:
     index_dim: int = 0
     index_heads: int = 0
     index_layers: int | None = None
+    pooled: int = 1
     output_rank: int = 0
     output_groups: int = 0
     kept: float = 1.0
@@ -225,6 +231,9 @@ class Recurrent:
         chunk: tokens that Mamba 2 works on at once.
         state_dtype: of the recurrent state, as the config says or vLLM sets it for the family;
             None: as the model's.
+        replicated: each GPU holds the whole state.
+        exports: the kernel of its prefill can keep a state from the middle of a batch. FlashKDA
+            does so where the gate is bounded.
     """
 
     kind: Literal["gdn", "kda", "mamba", "mamba2", "conv"]
@@ -237,6 +246,8 @@ class Recurrent:
     group_elements: int = 0
     chunk: int = 0
     state_dtype: str | None = None
+    replicated: bool = False
+    exports: bool = True
 
 
 @dataclass(frozen=True)

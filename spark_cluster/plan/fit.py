@@ -370,6 +370,7 @@ def _layout(launch: Launch, serving: ServingSetup) -> kv.KvLayout:
         async_scheduling=_switch(launch, "async-scheduling") is not False,
         dcp=int(launch.number("decode-context-parallel-size") or 1),
         device="cpu" if launch.on_cpu else "gpu",
+        state_dtype=launch.text("mamba-ssm-cache-dtype") or None,
     )
 
 

@@ -15,7 +15,7 @@ import kv_figures
 import pytest
 from gpu_runs import GpuRun, runs
 
-from benchmarks.kv_oracle.older import LONGEST
+from benchmarks.kv_oracle.older import DRAFTED, LONGEST, PACKED
 from benchmarks.kv_oracle.questions import questions
 from spark_cluster.config.launch import Launch
 from spark_cluster.errors import UsageError
@@ -24,7 +24,7 @@ from spark_cluster.models.lookup import find
 from spark_cluster.models.shape import Geometry
 from spark_cluster.plan import kv
 from spark_cluster.plan.fit import fit
-from spark_cluster.plan.kv import GIB, NEWEST_READ, RULES, KvLayout
+from spark_cluster.plan.kv import GIB, NEWEST_READ, RULES, KvLayout, drafter_layers
 from spark_cluster.plan.kv import cache as kv_cache
 from spark_cluster.plan.room import assumed
 
@@ -110,9 +110,27 @@ SAID: dict[str, list[list[Any]]] = json.loads(
 )
 
 
+FLASH = {
+    "glm-5.3-flash": "zai-org/GLM-5.3-Flash",
+    "qwen3.8-flash-next": "Qwen/Qwen3.8-Flash-Next",
+}
+
+
 @pytest.fixture(scope="module")
 def geometries() -> dict[str, Geometry]:
-    return {question.name: from_config(question.config, question.name) for question in questions()}
+    small = {one.name: from_config(one.config, one.name) for one in questions()}
+    return small | {name: find(FLASH[name.removesuffix("-mtp")]) for name in PACKED}
+
+
+def packed(model: str, geometry: Geometry) -> dict[str, Any]:
+    """How a model of pooled keys was asked about: over two GPUs, with MTP or without."""
+    if model not in PACKED:
+        return {}
+    if not model.endswith("-mtp"):
+        return {"tp": 2}
+    mtp = {"method": "mtp", "num_speculative_tokens": DRAFTED}
+    drafter = drafter_layers(geometry, mtp, geometry.name)
+    return {"tp": 2, "drafted_tokens": DRAFTED, "drafter": drafter}
 
 
 def test_every_rule_was_asked() -> None:
@@ -137,6 +155,7 @@ def test_a_version(version: str, geometries: dict[str, Geometry]) -> None:
             async_scheduling=flying == 2,
             prefix_caching=True,
             gdn_prefill="triton",
+            **packed(model, geometries[model]),
         )
         if blocks is None:
             assert found.max_model_len < length, row
