@@ -284,8 +284,8 @@ class Geometry:
         max_positions: longest context, tokens.
         architectures: classes of the model, as its config names them; empty where it is not read.
         rotary_width: elements of the tables of rotary positions for one position.
-        table_parameters: of tables of n-grams (Engram, per-layer embeddings), whose format its
-            config does not say; they are in no sum.
+        table_parameters: of tables of n-grams (Engram, per-layer embeddings). They are in no sum
+            but that of a family with the trait `tables_held`.
         tower_parameters: of vision and audio towers.
         embedding_tables: entries of a vector for each layer, of which most are never read.
         quantization: as its own config says; None for plain BF16.

@@ -8,6 +8,7 @@ vLLM's own functions say of the layers that this engine built, for other sizes.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -254,20 +255,83 @@ def test_weights_too_large_need_no_rule_for_the_cache() -> None:
 
 
 def test_where_room_is_left_what_is_known_is_said() -> None:
-    name = "org/Qwen3.8-Flash-Next-NVFP4"
+    name = "deepseek-ai/DeepSeek-V4.1-Flash"
     with pytest.raises(UsageError) as raised:
-        fit(launched(name), find(name), assumed(2))
+        fit(launched(name, tp=4), find(name), assumed(4))
     said = str(raised.value)
-    assert "whether org/Qwen3.8-Flash-Next-NVFP4 fits is not known here: weights take 3" in said
-    assert "without its tables of n-grams (51 billion entries)" in said
-    assert "indexed attention with compressed index keys" in said
+    assert f"whether {name} fits is not known here: weights take 69.7 GiB" in said
+    assert "without its tables of n-grams (197 billion entries)" in said
+    assert "layers share their vectors" in said
 
 
 def test_a_cache_alone_is_not_known_either() -> None:
-    with pytest.raises(
-        UsageError, match=r"how vLLM lays out the KV cache of zai-org/GLM-5\.3-Flash"
+    name = "thinkingmachines/Inkling-Small"
+    with pytest.raises(UsageError, match=f"how vLLM lays out the KV cache of {name}"):
+        kv_cache(KvLayout(find(name)), GIB, 8192)
+
+
+# --- pooled index keys: what servers on two Sparks logged (docs/kv-cache.md has the addresses) ----
+
+
+def logged(name: str, drafted: int = 0, **options: Any) -> KvLayout:
+    """A layout over two Sparks with prefix caching, as logged by servers that draft with MTP."""
+    shape = find(name)
+    mtp = {"method": "mtp", "num_speculative_tokens": drafted}
+    drafter = drafter_layers(shape, mtp if drafted else {}, shape.name)
+    asked = {"tp": 2, "prefix_caching": True, "max_num_batched_tokens": 8192, **options}
+    return KvLayout(shape, drafted_tokens=drafted, drafter=drafter, **asked)
+
+
+GLM = {"vllm": "0.29.0", "kv_dtype": "fp8", "block_size": 2304}
+
+
+def test_glm_5_3_flash_with_mtp_has_the_tokens_that_were_logged() -> None:
+    found = kv_cache(logged("zai-org/GLM-5.3-Flash", 3, **GLM), 13_500_000_000, 1_048_576)
+    assert found.block_size == 4608
+    assert (found.tokens, round(found.max_concurrency, 2)) == (1_920_956, 1.83)
+
+
+@pytest.mark.parametrize(("gib", "tokens"), [(3, 310_292), (4, 414_615)])
+def test_a_drafter_of_unknown_layers_is_what_such_a_cache_lacks(gib: int, tokens: int) -> None:
+    """With DFlash2 and 7 tokens: the layers of the drafter took 4 blocks of a request's 98."""
+    layout = replace(logged("zai-org/GLM-5.3-Flash", **GLM), drafted_tokens=7)
+    found = kv_cache(layout, gib * GIB, 262_144)
+    assert found.blocks_per_request == 94
+    assert int(found.blocks / 98 * 262_144) == tokens
+
+
+def test_qwen_3_8_flash_next_has_the_tokens_that_were_logged() -> None:
+    """Without the GiB: 1,886 blocks with MTP in vLLM 0.30, 3,424 without in a build before it."""
+    for version, drafted, blocks, tokens in (
+        ("0.30.0", 3, 1886, 1_467_072),
+        ("0.29.0", 0, 3424, 2_663_445),
     ):
-        kv_cache(KvLayout(find("zai-org/GLM-5.3-Flash")), GIB, 8192)
+        layout = logged("Qwen/Qwen3.8-Flash-Next", drafted, vllm=version, state_dtype="bfloat16")
+        size = blocks * kv.pool(layout).block_bytes
+        assert kv_cache(layout, size, 262_144).tokens == tokens
+
+
+def test_states_in_16_bits_make_shorter_blocks() -> None:
+    whole, half = (
+        logged("Qwen/Qwen3.8-Flash-Next", 3, vllm="0.30.0", state_dtype=name)
+        for name in ("auto", "bfloat16")
+    )
+    assert (kv.pool(whole).smallest_block, kv.pool(half).smallest_block) == (1600, 832)
+
+
+def test_a_checkpoint_of_the_prefill_in_every_recurrent_layer() -> None:
+    """0.32 for delta attention by FlashKDA, 0.33 for a delta net by FlashInfer: the convolution
+    over the table of n-grams keeps one too, and blocks are multiples of 64 tokens.
+    """
+    states = {
+        "zai-org/GLM-5.3-Flash": ("0.31.0", "0.32.0", 4),
+        "Qwen/Qwen3.8-Flash-Next": ("0.32.0", "0.33.0", 4),
+    }
+    for name, (before, after, groups) in states.items():
+        old, new = (kv.pool(logged(name, vllm=version)) for version in (before, after))
+        assert sum(part.fixed * n for part, n in new.kinds if part.kind == "state") == 3 * groups
+        assert sum(part.fixed * n for part, n in old.kinds if part.kind == "state") == 2 * groups
+    assert new.smallest_block % 64 == 0
 
 
 def test_context_parallelism_shares_out_the_tokens_of_a_request() -> None:
