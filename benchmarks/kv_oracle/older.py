@@ -6,6 +6,7 @@ of it is built and no engine is started, so the layers are made here, as that ve
 make them on a GPU with blocks of 16 tokens.
 """
 
+import copy
 import dataclasses
 import inspect
 import json
@@ -75,7 +76,12 @@ def layers(model: str, dtype: Any) -> dict[str, Any]:
     return {f"layer.{number}": spec for number, spec in enumerate(pattern)}
 
 
+COMPRESSED = ("deepseek-v4-flash", "deepseek-v4-flash-mtp")
+"""Models with compressed attention, with its cache as a Spark has it."""
+
 PACKED = (
+    "deepseek-v4.1-flash",
+    "deepseek-v4.1-flash-mtp",
     "glm-5.3-flash",
     "glm-5.3-flash-mtp",
     "qwen3.8-flash-next",
@@ -121,6 +127,10 @@ def pooled(model: str, dtype: Any) -> dict[str, Any]:
     from vllm.v1 import kv_cache_interface as kinds
 
     drafted = DRAFTED if model.endswith("-mtp") else 0
+    if model.startswith("deepseek"):
+        found = of_v41(kinds, drafted) if "v4.1" in model else of_v4(kinds, drafted)
+        # older versions change a layer's own spec
+        return {f"layer.{number}": copy.copy(spec) for number, spec in enumerate(found)}
     of_glm = model.startswith("glm")
     attention, mamba = (of_flash_glm if of_glm else of_flash_qwen)(kinds, dtype, drafted)
     interval = [mamba[0]] * 3 + attention
@@ -213,6 +223,82 @@ def of_flash_qwen(kinds: Any, dtype: Any, drafted: int) -> tuple[list[Any], list
     return [full, keys, ring], [net, table]
 
 
+def vectors(kinds: Any, block: int, tokens: int, *, window: int = 0) -> Any:
+    """Vectors of compressed attention, one for so many tokens, or those of a window."""
+    import torch
+
+    return made(
+        kinds.SlidingWindowMLASpec if window else kinds.MLAAttentionSpec,
+        block_size=block,
+        num_kv_heads=1,
+        head_size=512,
+        dtype=torch.uint8,
+        tokens_per_state=tokens,
+        compress_ratio=tokens,
+        cache_dtype_str="fp8_ds_mla",
+        state_content_bytes=584,
+        alignment=576,
+        model_version="deepseek_v4",
+        **({"sliding_window": window} if window else {}),
+    )
+
+
+def index_keys(kinds: Any, block: int, tokens: int) -> Any:
+    import torch
+
+    return made(
+        kinds.MLAAttentionSpec,
+        block_size=block,
+        num_kv_heads=1,
+        head_size=132,
+        dtype=torch.uint8,
+        tokens_per_state=tokens,
+        compress_ratio=tokens,
+        alignment=576,
+    )
+
+
+def of_v4(kinds: Any, drafted: int) -> list[Any]:
+    """The layers of DeepSeek V4-Flash: windows of 128 tokens; every second layer compresses 4
+    tokens into a vector and has an indexer, the others 128; what is open is in float32."""
+    import torch
+
+    def open_groups(size: int, block: int, window: int) -> Any:
+        return made(
+            kinds.SlidingWindowMLASpec,
+            block_size=block,
+            num_kv_heads=1,
+            head_size=size,
+            dtype=torch.float32,
+            sliding_window=window,
+            alignment=576,
+        )
+
+    window = vectors(kinds, 64, 1, window=128)
+    four = [window, open_groups(2048, 4, 8), vectors(kinds, 256, 4)]
+    four += [open_groups(512, 4, 8), index_keys(kinds, 256, 4)]
+    many = [window, open_groups(1024, 8, 128), vectors(kinds, 256, 128)]
+    return [window] * 2 + (four + many) * 20 + four + [window] * bool(drafted)
+
+
+def of_v41(kinds: Any, drafted: int) -> list[Any]:
+    """The layers of DeepSeek V4.1-Flash, of which four have vectors that the others use too."""
+    import torch
+
+    window = vectors(kinds, 32, 1, window=128)
+    ring = made(
+        kinds.CircularBufferSpec,
+        block_size=8,
+        num_kv_heads=1,
+        head_size=1024,
+        head_size_v=0,
+        dtype=torch.float32,
+    )
+    two = [window, ring, vectors(kinds, 128, 2), index_keys(kinds, 128, 2)]
+    whole = [window, vectors(kinds, 128, 1), index_keys(kinds, 128, 1)]
+    return two * 3 + whole + [window] * (36 + (3 if drafted else 0))
+
+
 def of_state(
     kinds: Any,
     shapes: Any,
@@ -239,7 +325,8 @@ def layout_of(model: str) -> str:
     """The order of the cache in memory that the backends of a model ask for."""
     from vllm.v1 import kv_cache_interface as kinds
 
-    if model not in PACKED or (model.startswith("glm") and hasattr(kinds, "KpoolTailSpec")):
+    packed = model in COMPRESSED + PACKED
+    if not packed or (model.startswith("glm") and hasattr(kinds, "KpoolTailSpec")):
         return "LBNHC"
     return "BLHNC"
 
@@ -248,7 +335,9 @@ def asked_of() -> tuple[str, ...]:
     """The models that this version is asked about."""
     from vllm.v1 import kv_cache_interface as kinds
 
-    return MODELS + PACKED if hasattr(kinds, "CircularBufferSpec") else MODELS
+    found = MODELS + COMPRESSED if hasattr(kinds, "SlidingWindowMLASpec") else MODELS
+    has_packed = (Path(sys.argv[1]) / "vllm/models/glm5next").is_dir()
+    return found + PACKED if has_packed else found
 
 
 def made(kind: Any, **fields: Any) -> Any:
@@ -308,8 +397,9 @@ def rows() -> Iterator[list[Any]]:
         from vllm.v1.core import kv_cache_utils as real
 
     for model in asked_of():
-        made_of, layout = pooled if model in PACKED else layers, layout_of(model)
-        for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        made_of, layout = layers if model in MODELS else pooled, layout_of(model)
+        only = model.startswith("deepseek-v4")  # has one type of cache on a Spark
+        for dtype in (torch.bfloat16, torch.float8_e4m3fn)[only:]:
             for size, length, batch in SIZES:
                 for flying in (1, 2):
                     config = configuration(length, batch, flying, layout)

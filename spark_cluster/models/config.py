@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -187,6 +188,9 @@ def _compressed(keys: Keys, of_layers: list[str], heads: int) -> Latent | None:
     if rope >= width:
         raise keys.wrong(f"'qk_rope_head_dim' {rope} should be below 'head_dim' {width}")
     keys.get("num_hash_layers")  # layers that choose experts by a hash: no matrix of their own
+    sources = keys.get("kv_source_layer_ids")
+    shared = isinstance(sources, list)
+    keeping = [i for i, each in enumerate(own) if (i in sources if shared else each > 1)]
     return Latent(
         layers=len(of_layers),
         q_heads=heads,
@@ -201,6 +205,9 @@ def _compressed(keys: Keys, of_layers: list[str], heads: int) -> Latent | None:
         output_rank=keys.positive("o_lora_rank"),
         output_groups=keys.positive("o_groups"),
         kept=sum(1 / ratio for ratio in own) / len(own),
+        compressed=tuple(sorted(Counter(own[i] for i in keeping).items())),
+        window=keys.positive("sliding_window", default=128),
+        shared=shared,
     )
 
 

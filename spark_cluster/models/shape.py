@@ -198,6 +198,9 @@ class Latent:
             matrix to expand keys and values (DeepSeek V4); 0: an output over all heads.
         kept: vectors that the cache has for a token, on average of the layers: below 1 where some
             layers keep one for several tokens.
+        compressed: tokens that share a vector, and how many layers keep such vectors (DeepSeek V4).
+        window: of tokens whose own vectors every layer keeps next to those.
+        shared: layers use the vectors and index keys of an earlier one (DeepSeek V4.1).
     """
 
     layers: int
@@ -214,6 +217,9 @@ class Latent:
     output_rank: int = 0
     output_groups: int = 0
     kept: float = 1.0
+    compressed: tuple[tuple[int, int], ...] = ()
+    window: int = 0
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -284,8 +290,8 @@ class Geometry:
         max_positions: longest context, tokens.
         architectures: classes of the model, as its config names them; empty where it is not read.
         rotary_width: elements of the tables of rotary positions for one position.
-        table_parameters: of tables of n-grams (Engram, per-layer embeddings). They are in no sum
-            but that of a family with the trait `tables_held`.
+        table_parameters: of tables of n-grams (Engram, per-layer embeddings), which vLLM shares out
+            to all GPUs; on a Spark also where they are offloaded to the host's memory.
         tower_parameters: of vision and audio towers.
         embedding_tables: entries of a vector for each layer, of which most are never read.
         quantization: as its own config says; None for plain BF16.

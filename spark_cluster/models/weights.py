@@ -56,7 +56,7 @@ def parameters(geometry: Geometry) -> dict[Part, int]:
         "router": hidden * routed,
         "embedding": geometry.vocab * hidden,
         "output": 0 if geometry.tied else geometry.vocab * hidden,
-        "lookup": geometry.table_parameters if has_trait(geometry.model_type, "tables_held") else 0,
+        "lookup": geometry.table_parameters,
         "other": geometry.other_parameters,
     }
 

@@ -62,6 +62,9 @@ class Rule:
         cpu_kernel: tokens of the smallest block of vLLM's attention for CPUs.
         packed_latent: on a Spark latent attention with an indexer keeps `fp8_ds_mla` for FP8.
         whole_kernels: packed blocks are so many bytes apart that each kernel's own pages fit.
+        compressed: DeepSeek V4 has blocks of its own kind, which are counted as they were `logged`;
+            or packed ones, and the longest request is looked for by `tuples` of pages or by
+            `blocks`.
     """
 
     since: str
@@ -84,10 +87,12 @@ class Rule:
     cpu_kernel: int
     packed_latent: bool
     whole_kernels: bool
+    compressed: Literal["logged", "tuples", "blocks"]
 
 
 LOGGED: dict[str, Any] = _FILE["logged"]
-"""Families whose cache is counted as servers logged it, by the most that they took for a token."""
+"""Families whose cache is counted as servers logged it, by the most that they took for a token: by
+old versions, and in NVFP4, which no release has on a Spark."""
 
 RULES = tuple(Rule(**whole) for whole in accumulate(_FILE["rule"], or_))
 """All rules, oldest first; each is the one before with what changed."""
@@ -344,9 +349,8 @@ def drafter_layers(geometry: Geometry, speculative: Mapping[str, Any], model: st
         return NO_DRAFTER
     if method.endswith("mtp") and geometry.model_type.startswith("gemma4"):
         return NO_DRAFTER
-    if geometry.model_type in LOGGED:  # by servers that drafted
-        return NO_DRAFTER
-    if is_mtp(speculative, model):
+    own = method == "dspark" and speculative.get("model") in (None, "", model)
+    if is_mtp(speculative, model) or own:
         return _of_mtp(geometry)
     if geometry.drafter is not None:
         return DrafterLayers(geometry.drafter.attention, known=not geometry.drafter.latent)
@@ -506,7 +510,7 @@ def pages(cut: KvLayout) -> list[Pages]:
         )
     if cut.element.name in TURBOQUANT["types"]:
         _must_take_turboquant(cut)
-    if logged := LOGGED.get(cut.geometry.model_type):
+    if logged := _logged(cut):
         return [Pages("latent", 1, logged["block"], logged["block"] * logged["bytes_per_token"])]
     attention = [*_attention(cut), *_latent(cut)]
     if cut.drafter.attention or cut.drafter.latent:
@@ -515,6 +519,12 @@ def pages(cut: KvLayout) -> list[Pages]:
         return attention
     states = [_state(cut, part) for part in cut.geometry.recurrent]
     return [*_lengthened(cut, attention, states), *_padded(cut, attention, states)]
+
+
+def _logged(cut: KvLayout) -> dict[str, int] | None:
+    found: dict[str, int] | None = LOGGED.get(cut.geometry.model_type)
+    old = cut.rule.compressed == "logged"
+    return found if old or cut.kv_dtype.lower().startswith(NVFP4) else None
 
 
 def together(parts: list[Pages]) -> list[Pages]:
@@ -530,7 +540,7 @@ def _drafter(cut: KvLayout) -> Iterator[Pages]:
         replace(cut, geometry=replace(cut.geometry, attention=cut.drafter.attention))
     )
     if cut.drafter.latent and cut.geometry.latent:
-        latent = replace(cut.geometry.latent, layers=cut.drafter.latent)
+        latent = replace(cut.geometry.latent, layers=cut.drafter.latent, compressed=())
         yield from _latent(replace(cut, geometry=replace(cut.geometry, latent=latent)))
 
 
@@ -620,6 +630,9 @@ def _latent(cut: KvLayout) -> Iterator[Pages]:
     part: Latent | None = cut.geometry.latent
     if part is None:
         return
+    if part.window:
+        yield from _compressed(cut, part)
+        return
     own = cut.element.width(part.rank + part.rope_dim)
     width = DS_MLA_BYTES.get(cut.element.name, own)
     aligned = SPARSE_PAGE * width if part.pooled > 1 and cut.rule.whole_kernels else 1
@@ -628,6 +641,47 @@ def _latent(cut: KvLayout) -> Iterator[Pages]:
     if part.index_dim and layers:  # keys in fp8 and a scale of 4 bytes for 128 of them
         indexed = part.index_dim + 4 * ceil(part.index_dim, 128)
         yield from _index_keys(cut, layers, indexed, part.pooled)
+
+
+# DeepSeek V4 and V4.1: vectors for several tokens, index keys for some of them, the vectors of a
+# window, and what is not compressed yet (`compressor.py` and `attention.py` in vLLM's
+# `models/deepseek_v4` and `models/deepseek_v41`, with FlashInfer's kernel for a Spark).
+
+RECORD, STRIDE = 584, 576
+"""Bytes of a vector (448 elements in FP8, 64 in 16 bits, 8 bytes of scales), and those of which a
+page is a multiple."""
+
+OVERLAPPING = 4
+"""Tokens a vector of V4's layers with an indexer, whose groups of tokens overlap."""
+
+
+def _compressed(cut: KvLayout, part: Latent) -> Iterator[Pages]:
+    least, own = (128, 32) if part.shared else (256, 64)
+    block = least * ceil(cut.block, least)
+    for tokens, layers in part.compressed:
+        kept = block // tokens
+        yield Pages("latent", layers, block, _strided(kept * RECORD))
+        if part.shared or tokens == OVERLAPPING:
+            indexed = part.index_dim + 4 * ceil(part.index_dim, 128)
+            yield Pages("latent", layers, block, _strided(kept * indexed))
+        if part.shared and tokens > 1:
+            yield Pages("ring", layers, tokens, 1, fixed=1)
+        if not part.shared:
+            yield from _uncompressed(part, tokens, layers)
+    yield Pages("sliding", part.layers, own, _strided(own * RECORD), part.window)
+
+
+def _uncompressed(part: Latent, tokens: int, layers: int) -> Iterator[Pages]:
+    """Yield values and scores in float32, of the layer itself and of its indexer."""
+    overlaps = tokens == OVERLAPPING
+    block, times = (4, 2) if overlaps else (8, 1)
+    for width in (part.value_dim, part.index_dim) if overlaps else (part.value_dim,):
+        page = _strided(block * 4 * 2 * times * width)
+        yield Pages("sliding", layers, block, page, times * tokens)
+
+
+def _strided(size: int) -> int:
+    return ceil(size, STRIDE) * STRIDE
 
 
 def _state(cut: KvLayout, part: Recurrent) -> Pages:
@@ -702,12 +756,15 @@ class Pool:
         block_bytes: of one block on one GPU.
         in_flight: tokens that may be scheduled but not settled at once.
         dcp: GPUs that share out the tokens of full and latent attention.
+        checked: bytes that vLLM takes for a block where it looks for the longest request; None: as
+            many as it has.
     """
 
     kinds: tuple[tuple[Pages, int], ...]
     block_bytes: int
     in_flight: int
     dcp: int = 1
+    checked: int | None = None
 
     @property
     def groups(self) -> int:
@@ -748,7 +805,8 @@ def pool(layout: KvLayout) -> Pool:
     parts, rule = pages(layout), layout.rule
     if not parts:
         raise UsageError(f"{layout.geometry.name} keeps no KV cache of its own")
-    if any(part.kind == "ring" for part in parts):
+    compressed = layout.geometry.latent and layout.geometry.latent.window
+    if any(part.kind == "ring" for part in parts) or (compressed and not _logged(layout)):
         return _packed(parts, layout)
     if len({_uniform(part) for part in parts}) == 1:
         size = sum(part.layers * part.page for part in parts)
@@ -809,7 +867,11 @@ def _packed(parts: list[Pages], layout: KvLayout) -> Pool:
     size = max(one.widest(count) for one, count in zip(buckets, groups, strict=True))
     step = math.lcm(*(part.aligned for part in parts))
     kinds = tuple((one.parts[0], count) for one, count in zip(buckets, groups, strict=True))
-    return Pool(kinds, ceil(size, step) * step, layout.in_flight, layout.dcp)
+    checked = None
+    if layout.rule.compressed == "tuples":
+        most = max(ceil(one.repeats, count) for one, count in zip(buckets, groups, strict=True))
+        checked = most * sum(part.page for part in buckets[0].parts)
+    return Pool(kinds, ceil(size, step) * step, layout.in_flight, layout.dcp, checked)
 
 
 def _of_one_page(parts: list[Pages]) -> list[Pages]:
@@ -907,7 +969,7 @@ def cache(layout: KvLayout, size: int, max_model_len: int) -> KvCache:
         tokens = blocks // shared.groups * shared.smallest_block
     else:
         tokens = int(concurrency * max_model_len)
-    usable = blocks - 1 if layout.rule.null_block else blocks
+    usable = size // (shared.checked or shared.block_bytes) - int(layout.rule.null_block)
     lengths = range(1, (layout.geometry.max_positions or max_model_len) + 1)
     unit = _unit(layout)
     return KvCache(
@@ -924,7 +986,7 @@ def cache(layout: KvLayout, size: int, max_model_len: int) -> KvCache:
 
 def _words(layout: KvLayout) -> str:
     """Which rule the figures follow, and what it assumes."""
-    if logged := LOGGED.get(layout.geometry.model_type):
+    if logged := _logged(layout):
         return f"at most what servers logged for a token: {logged['bytes_per_token']:,} bytes"
     words = for_version(layout.vllm)[1]
     if layout.gdn_checkpoints and not layout.gdn_prefill:
