@@ -41,6 +41,7 @@ class Lazy(ModuleType):
 
 def layers(model: str, dtype: Any) -> dict[str, Any]:
     """The layers of a model, as vLLM has them before it groups them."""
+    import torch
     from vllm.v1 import kv_cache_interface as kinds
 
     def full(heads: int, size: int, block: int = BLOCK) -> Any:
@@ -69,6 +70,15 @@ def layers(model: str, dtype: Any) -> dict[str, Any]:
         pattern = ([chunk] * 3 + [full(8, 128)]) * 12
     elif model == "deepseek-v2-lite":
         pattern = [local(kinds.MLAAttentionSpec, 1, 576)] * 27
+    elif model == "minimax-m3":
+        keys = made(
+            kinds.MLAAttentionSpec,
+            block_size=128,
+            num_kv_heads=1,
+            head_size=128,
+            dtype=torch.bfloat16,
+        )
+        pattern = [full(2, 128, 128)] * 60 + [keys] * 57
     elif model == "qwen3-next":
         pattern = recurrent(kinds, full)
     else:
@@ -78,6 +88,9 @@ def layers(model: str, dtype: Any) -> dict[str, Any]:
 
 COMPRESSED = ("deepseek-v4-flash", "deepseek-v4-flash-mtp")
 """Models with compressed attention, with its cache as a Spark has it."""
+
+SPARSE = ("minimax-m3",)
+"""With an indexer in most layers, over two GPUs."""
 
 PACKED = (
     "deepseek-v4.1-flash",
@@ -335,9 +348,12 @@ def asked_of() -> tuple[str, ...]:
     """The models that this version is asked about."""
     from vllm.v1 import kv_cache_interface as kinds
 
-    found = MODELS + COMPRESSED if hasattr(kinds, "SlidingWindowMLASpec") else MODELS
-    has_packed = (Path(sys.argv[1]) / "vllm/models/glm5next").is_dir()
-    return found + PACKED if has_packed else found
+    found: tuple[str, ...] = (
+        MODELS + COMPRESSED if hasattr(kinds, "SlidingWindowMLASpec") else MODELS
+    )
+    models = Path(sys.argv[1]) / "vllm" / "models"
+    found += SPARSE if (models / "minimax_m3").is_dir() else ()
+    return found + PACKED if (models / "glm5next").is_dir() else found
 
 
 def made(kind: Any, **fields: Any) -> Any:
@@ -397,7 +413,7 @@ def rows() -> Iterator[list[Any]]:
         from vllm.v1.core import kv_cache_utils as real
 
     for model in asked_of():
-        made_of, layout = layers if model in MODELS else pooled, layout_of(model)
+        made_of, layout = layers if model in MODELS + SPARSE else pooled, layout_of(model)
         only = model.startswith("deepseek-v4")  # has one type of cache on a Spark
         for dtype in (torch.bfloat16, torch.float8_e4m3fn)[only:]:
             for size, length, batch in SIZES:

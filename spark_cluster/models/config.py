@@ -128,6 +128,9 @@ def _one_kind(keys: Keys, kind: str, count: int, borrowed: int, heads: int) -> A
         kv_heads = keys.positive("swa_num_key_value_heads", default=kv_heads)
     limit = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}.get(kind)
     window = keys.positive(limit) if limit else None
+    sparse = keys.get("sparse_attention_config")
+    indexer = Keys(sparse, keys.name) if isinstance(sparse, Mapping) else keys
+    chosen = indexer.get("sparse_attention_freq")
     if heads % kv_heads:
         raise keys.wrong(
             f"'num_key_value_heads' {kv_heads} does not divide 'num_attention_heads' {heads}"
@@ -143,8 +146,9 @@ def _one_kind(keys: Keys, kind: str, count: int, borrowed: int, heads: int) -> A
         k_is_v=same,
         borrowed=borrowed,
         gated=keys.says("attn_output_gate") or has_trait(keys.model_type, "gated_attention"),
-        index_dim=keys.number("indexer_head_dim", default=0) if kind == FULL else 0,
-        pooled=keys.positive("indexer_compress_ratio", default=1) if kind == FULL else 1,
+        index_dim=indexer.number("indexer_head_dim", "sparse_index_dim", default=0),
+        pooled=keys.positive("indexer_compress_ratio", default=1),
+        index_layers=chosen.count(1) if isinstance(chosen, list) else None,
     )
 
 

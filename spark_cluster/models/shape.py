@@ -162,7 +162,7 @@ class Attention:
             for them; in memory vLLM has those of the keys twice, and the cache holds both.
         gated: a gate of the queries' size multiplies what attention gives (Qwen3-Next and later).
         index_dim: elements of the key that an indexer keeps next to, of each `pooled` tokens one
-            (Qwen3.8-Flash-Next); 0 without one.
+            (Qwen3.8-Flash-Next), in `index_layers` of them (MiniMax-M3; None: all); 0 without one.
         borrowed: how many of the layers use the cache of an earlier layer and have none of their
             own (`num_kv_shared_layers`: Gemma 3n, Gemma 4 E2B and E4B).
     """
@@ -179,6 +179,7 @@ class Attention:
     gated: bool = False
     index_dim: int = 0
     pooled: int = 1
+    index_layers: int | None = None
 
 
 @dataclass(frozen=True)

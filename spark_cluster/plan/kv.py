@@ -180,6 +180,10 @@ SPARSE_PAGE = 64
 `get_paged_mqa_page_sizes`)."""
 
 
+INDEX_BLOCK = 128
+"""Tokens that MiniMax-M3 chooses together, and of a block (`minimax_m3/common/indexer.py`)."""
+
+
 TURBOQUANT: dict[str, Any] = _FILE["turboquant"]
 """How TurboQuant packs keys and values, by type, and how many layers at each end it leaves."""
 
@@ -364,7 +368,7 @@ def _of_mtp(geometry: Geometry) -> DrafterLayers:
     full = next((part for part in geometry.attention if part.kind == "full"), None)
     if full is None:
         return DrafterLayers(known=False)
-    return DrafterLayers((replace(full, layers=count, borrowed=0),))
+    return DrafterLayers((replace(full, layers=count, borrowed=0, index_layers=None),))
 
 
 __all__ = ["KvCache", "KvLayout", "Rule", "bytes_for", "cache", "for_version"]
@@ -553,10 +557,14 @@ def _attention(cut: KvLayout) -> Iterator[Pages]:
             yield from _turboquant(cut, part, layers)
             continue
         block = _sliding_block(cut) if part.kind == "sliding" else cut.block
+        if part.index_dim and part.pooled == 1:
+            block = INDEX_BLOCK * ceil(block, INDEX_BLOCK)
         page = block * heads_each(part, cut.tp) * cut.element.slot(part.head_dim, part.value_dim)
         yield Pages(part.kind, layers, block, page, part.window or 0)
         if part.index_dim:  # in 16 bits
-            yield from _index_keys(cut, layers, 2 * part.index_dim, part.pooled)
+            kept = layers if part.index_layers is None else part.index_layers
+            own = replace(cut, block_size=block)
+            yield from _index_keys(own, kept, 2 * part.index_dim, part.pooled)
 
 
 def _index_keys(cut: KvLayout, layers: int, width: int, pooled: int) -> Iterator[Pages]:

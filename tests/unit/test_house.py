@@ -25,8 +25,8 @@ BUDGETS = {
     "agent": 1_878,
     "config": 5_605,  # launch.py: quotes in labels; limits of netplan files, YAML, names, mDNS
     "runner": 2_816,  # dialer.py: the other nodes' sessions while one is off
-    "models": 2_092,  # layers.py, config.py: sparse, pooled, delta attention; searched blocks
-    "plan": 3_951,  # runtime.py: what a server takes beside weights and cache; kv.py: packed blocks
+    "models": 2_096,  # layers.py, config.py: sparse, pooled, delta attention; searched blocks
+    "plan": 3_956,  # runtime.py: what a server takes beside weights and cache; kv.py: packed blocks
     "issues": 2_866,  # pasted, wrapped, cut-off lines, floods; what vLLM takes by version; drafters
     "importers": 4_717,  # kits: compose files, scripts, also those in containers; presets, limits
     "engine": 8_869,  # runtime.py: limits of patterns; readiness_checks.py: prompts; lies of nodes

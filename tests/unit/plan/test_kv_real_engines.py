@@ -16,7 +16,7 @@ import kv_figures
 import pytest
 from gpu_runs import GpuRun, runs
 
-from benchmarks.kv_oracle.older import COMPRESSED, DRAFTED, LONGEST, PACKED
+from benchmarks.kv_oracle.older import COMPRESSED, DRAFTED, LONGEST, PACKED, SPARSE
 from benchmarks.kv_oracle.questions import questions
 from spark_cluster.config.launch import Launch
 from spark_cluster.errors import UsageError
@@ -116,18 +116,20 @@ FLASH = {
     "deepseek-v4.1-flash": "deepseek-ai/DeepSeek-V4.1-Flash",
     "glm-5.3-flash": "zai-org/GLM-5.3-Flash",
     "qwen3.8-flash-next": "Qwen/Qwen3.8-Flash-Next",
+    "minimax-m3": "MiniMaxAI/MiniMax-M3",
 }
+OF_TWO = COMPRESSED + SPARSE + PACKED
 
 
 @pytest.fixture(scope="module")
 def geometries() -> dict[str, Geometry]:
     small = {one.name: from_config(one.config, one.name) for one in questions()}
-    return small | {name: find(FLASH[name.removesuffix("-mtp")]) for name in COMPRESSED + PACKED}
+    return small | {name: find(FLASH[name.removesuffix("-mtp")]) for name in OF_TWO}
 
 
 def packed(model: str, geometry: Geometry) -> dict[str, Any]:
-    """How a model of packed blocks was asked about: over two GPUs, with MTP or without."""
-    if model not in COMPRESSED + PACKED:
+    """How such a model was asked about: over two GPUs, with MTP or without."""
+    if model not in OF_TWO:
         return {}
     if not model.endswith("-mtp"):
         return {"tp": 2}
