@@ -112,9 +112,8 @@ def _heads(keys: Keys, of_layers: list[str], kind: str, heads: int) -> int:
 def _one_kind(keys: Keys, kind: str, count: int, borrowed: int, heads: int) -> Attention:
     hidden = keys.positive("hidden_size", "n_embd", "d_model")
     head_dim = keys.positive("head_dim", "attention_head_dim", default=max(1, hidden // heads))
-    usual_kv = 1 if keys.get("multi_query") is True else heads
     named = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "num_attention_groups")
-    kv_heads = keys.positive(*named, default=usual_kv)
+    kv_heads = keys.positive(*named, default=1 if keys.get("multi_query") is True else heads)
     value_dim = keys.positive("v_head_dim", default=head_dim)
     same = False
     if kind == FULL and has_trait(keys.model_type, "other_full_heads"):
@@ -128,7 +127,7 @@ def _one_kind(keys: Keys, kind: str, count: int, borrowed: int, heads: int) -> A
         kv_heads = keys.positive("swa_num_key_value_heads", default=kv_heads)
     limit = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}.get(kind)
     window = keys.positive(limit) if limit else None
-    sparse = keys.get("sparse_attention_config")
+    sparse = keys.get("sparse_attention_config")  # MiniMax-M3
     indexer = Keys(sparse, keys.name) if isinstance(sparse, Mapping) else keys
     chosen = indexer.get("sparse_attention_freq")
     if heads % kv_heads:
