@@ -450,8 +450,9 @@ def _of_tables(keys: Keys) -> Iterator[Recurrent]:
     placed = keys.get("ple_layer_ids")
     if not isinstance(placed, list) or not placed:
         return
-    reach = (keys.positive("ple_conv_kernel_size") - 1) * keys.positive("ngram_size")
-    width = keys.positive("hidden_size") * keys.positive("hc_count")
+    every = keys.positive("ngram_size", default=1)
+    reach = (keys.positive("ple_conv_kernel_size", default=1) - 1) * every
+    width = keys.positive("hidden_size") * keys.positive("hc_count", default=1)
     yield Recurrent("conv", len(placed), width * reach, 0, 0, conv_width=reach, replicated=True)
 
 

@@ -724,13 +724,13 @@ def _block(cut: KvLayout, attention: list[Pages], states: list[Pages]) -> int:
     step = max(cut.kernel, cut.block) if cut.rule.block_alignment else cut.kernel
     if cut.geometry.latent:
         step = max(step, cut.rule.latent_alignment)
-        if cut.geometry.latent.pooled > 1:
-            step = math.lcm(step, cut.geometry.latent.pooled * SPARSE_PAGE)
     if cut.gdn_checkpoints:
         step = math.lcm(step, FLASHINFER_GDN_ALIGNMENT)
     if cut.mode == "all":
         step = math.lcm(step, max(part.chunk for part in cut.geometry.recurrent) or 1)
-    return max(cut.block, step * ceil(state, step * a_token))
+    pooled = cut.geometry.latent.pooled if cut.geometry.latent else 1
+    whole = pooled * SPARSE_PAGE if pooled > 1 else 1
+    return whole * ceil(max(cut.block, step * ceil(state, step * a_token)), whole)
 
 
 def _lengthened(cut: KvLayout, attention: list[Pages], states: list[Pages]) -> list[Pages]:

@@ -25,7 +25,7 @@ BUDGETS = {
     "agent": 1_878,
     "config": 5_605,  # launch.py: quotes in labels; limits of netplan files, YAML, names, mDNS
     "runner": 2_816,  # dialer.py: the other nodes' sessions while one is off
-    "models": 2_095,  # layers.py, config.py: sparse, pooled, delta attention; searched blocks
+    "models": 2_096,  # layers.py, config.py: sparse, pooled, delta attention; searched blocks
     "plan": 3_956,  # runtime.py: what a server takes beside weights and cache; kv.py: packed blocks
     "issues": 2_866,  # pasted, wrapped, cut-off lines, floods; what vLLM takes by version; drafters
     "importers": 4_717,  # kits: compose files, scripts, also those in containers; presets, limits
