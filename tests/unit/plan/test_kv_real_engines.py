@@ -314,15 +314,25 @@ def test_a_drafter_of_unknown_layers_is_what_such_a_cache_lacks(gib: int, tokens
     assert int(found.blocks / 98 * 262_144) == tokens
 
 
-def test_qwen_3_8_flash_next_has_the_tokens_that_were_logged() -> None:
-    """Without the GiB: 1,886 blocks with MTP in vLLM 0.30, 3,424 without in a build before it."""
-    for version, drafted, blocks, tokens in (
-        ("0.30.0", 3, 1886, 1_467_072),
-        ("0.29.0", 0, 3424, 2_663_445),
-    ):
-        layout = logged("Qwen/Qwen3.8-Flash-Next", drafted, vllm=version, state_dtype="bfloat16")
-        size = blocks * kv.pool(layout).block_bytes
-        assert kv_cache(layout, size, 262_144).tokens == tokens
+@pytest.mark.parametrize(
+    ("gib", "tokens", "options"),
+    [
+        (31.70, 2_131_159, {"drafted": 3, "vllm": "0.29.0"}),
+        (32.02, 3_652_200, {"drafted": 3, "vllm": "0.29.0", "kv_dtype": "fp8"}),
+        (None, 2_663_445, {"vllm": "0.29.0", "state_dtype": "bfloat16"}),
+        (None, 1_467_072, {"drafted": 3, "vllm": "0.30.0", "state_dtype": "bfloat16"}),
+    ],
+)
+def test_qwen_3_8_flash_next_has_the_tokens_that_were_logged(
+    gib: float | None, tokens: int, options: dict[str, Any]
+) -> None:
+    """Of whole blocks; the GiB where they are told (the version of a build before 0.30 is not)."""
+    layout = logged("Qwen/Qwen3.8-Flash-Next", **options)
+    shared = kv.pool(layout)
+    blocks = -(-tokens * shared.needed(262_144) // 262_144)
+    size = blocks * shared.block_bytes
+    assert kv_cache(layout, size, 262_144).tokens == tokens
+    assert gib is None or size / GIB == pytest.approx(gib, abs=0.005)
 
 
 def test_states_in_16_bits_make_shorter_blocks() -> None:
