@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -111,9 +112,8 @@ def _heads(keys: Keys, of_layers: list[str], kind: str, heads: int) -> int:
 def _one_kind(keys: Keys, kind: str, count: int, borrowed: int, heads: int) -> Attention:
     hidden = keys.positive("hidden_size", "n_embd", "d_model")
     head_dim = keys.positive("head_dim", "attention_head_dim", default=max(1, hidden // heads))
-    usual_kv = 1 if keys.get("multi_query") is True else heads
     named = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "num_attention_groups")
-    kv_heads = keys.positive(*named, default=usual_kv)
+    kv_heads = keys.positive(*named, default=1 if keys.get("multi_query") is True else heads)
     value_dim = keys.positive("v_head_dim", default=head_dim)
     same = False
     if kind == FULL and has_trait(keys.model_type, "other_full_heads"):
@@ -127,6 +127,9 @@ def _one_kind(keys: Keys, kind: str, count: int, borrowed: int, heads: int) -> A
         kv_heads = keys.positive("swa_num_key_value_heads", default=kv_heads)
     limit = {SLIDING: "sliding_window", CHUNKED: "attention_chunk_size"}.get(kind)
     window = keys.positive(limit) if limit else None
+    sparse = keys.get("sparse_attention_config")  # MiniMax-M3
+    indexer = Keys(sparse, keys.name) if isinstance(sparse, Mapping) else keys
+    chosen = indexer.get("sparse_attention_freq")
     if heads % kv_heads:
         raise keys.wrong(
             f"'num_key_value_heads' {kv_heads} does not divide 'num_attention_heads' {heads}"
@@ -142,6 +145,9 @@ def _one_kind(keys: Keys, kind: str, count: int, borrowed: int, heads: int) -> A
         k_is_v=same,
         borrowed=borrowed,
         gated=keys.says("attn_output_gate") or has_trait(keys.model_type, "gated_attention"),
+        index_dim=indexer.number("indexer_head_dim", "sparse_index_dim", default=0),
+        pooled=keys.positive("indexer_compress_ratio", default=1),
+        index_layers=chosen.count(1) if isinstance(chosen, list) else None,
     )
 
 
@@ -159,6 +165,7 @@ def _latent(keys: Keys, of_layers: list[str], heads: int) -> Latent | None:
         index_dim=keys.number("index_head_dim", default=0),
         index_heads=keys.number("index_n_heads", default=0),
         index_layers=_index_layers(keys),
+        pooled=keys.positive("index_kpool", default=1),
     )
 
 
@@ -184,6 +191,9 @@ def _compressed(keys: Keys, of_layers: list[str], heads: int) -> Latent | None:
     if rope >= width:
         raise keys.wrong(f"'qk_rope_head_dim' {rope} should be below 'head_dim' {width}")
     keys.get("num_hash_layers")  # layers that choose experts by a hash: no matrix of their own
+    sources = keys.get("kv_source_layer_ids")
+    shared = isinstance(sources, list)
+    keeping = [i for i, each in enumerate(own) if (i in sources if shared else each > 1)]
     return Latent(
         layers=len(of_layers),
         q_heads=heads,
@@ -198,6 +208,9 @@ def _compressed(keys: Keys, of_layers: list[str], heads: int) -> Latent | None:
         output_rank=keys.positive("o_lora_rank"),
         output_groups=keys.positive("o_groups"),
         kept=sum(1 / ratio for ratio in own) / len(own),
+        compressed=tuple(sorted(Counter(own[i] for i in keeping).items())),
+        window=keys.positive("sliding_window", default=128),
+        shared=shared,
     )
 
 

@@ -404,7 +404,7 @@ def recurrent(keys: Keys, layers: int) -> tuple[Recurrent, ...]:
     if layers == 0:
         return ()
     if keys.get("linear_num_value_heads") is not None:
-        return (_gdn(keys, layers),)
+        return (_gdn(keys, layers), *_of_tables(keys))
     if isinstance(keys.get("linear_attn_config"), Mapping):
         return (_kda(keys, layers),)
     if keys.get("mamba_n_heads", "mamba_num_heads") is not None:
@@ -443,6 +443,19 @@ def _gdn(keys: Keys, layers: int) -> Recurrent:
     )
 
 
+def _of_tables(keys: Keys) -> Iterator[Recurrent]:
+    """The convolution over what tables of n-grams give each token, in all streams of the hidden
+    state; its kernel takes every `ngram_size`th token (vLLM's `qwen4_exp/nvidia/ple_layer.py`).
+    """
+    placed = keys.get("ple_layer_ids")
+    if not isinstance(placed, list) or not placed:
+        return
+    every = keys.positive("ngram_size", default=1)
+    reach = (keys.positive("ple_conv_kernel_size", default=1) - 1) * every
+    width = keys.positive("hidden_size") * keys.positive("hc_count", default=1)
+    yield Recurrent("conv", len(placed), width * reach, 0, 0, conv_width=reach, replicated=True)
+
+
 def _kda(keys: Keys, layers: int) -> Recurrent:
     """Kimi's delta attention: as many keys as values, states in float32 (vLLM's
     `kda_state_shape` and `kda_state_dtype`).
@@ -461,6 +474,7 @@ def _kda(keys: Keys, layers: int) -> Recurrent:
         weights=hidden * (4 * inner + 2 * width + heads) + 2 * width * inner + 3 * inner * kernel,
         conv_width=kernel - 1,
         state_dtype="float32",
+        exports=said.get("gate_lower_bound", default=keys.get("linear_lower_bound")) is not None,
     )
 
 

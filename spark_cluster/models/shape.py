@@ -161,6 +161,8 @@ class Attention:
         k_is_v: the values are the keys (Gemma 4's full layers), so the checkpoint has no weights
             for them; in memory vLLM has those of the keys twice, and the cache holds both.
         gated: a gate of the queries' size multiplies what attention gives (Qwen3-Next and later).
+        index_dim: elements of the key that an indexer keeps next to, of each `pooled` tokens one
+            (Qwen3.8-Flash-Next), in `index_layers` of them (MiniMax-M3; None: all); 0 without one.
         borrowed: how many of the layers use the cache of an earlier layer and have none of their
             own (`num_kv_shared_layers`: Gemma 3n, Gemma 4 E2B and E4B).
     """
@@ -175,6 +177,9 @@ class Attention:
     k_is_v: bool = False
     borrowed: int = 0
     gated: bool = False
+    index_dim: int = 0
+    pooled: int = 1
+    index_layers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -189,10 +194,14 @@ class Latent:
             (DeepSeek V3.2); 0 without one. The indexer has `index_heads` heads.
         index_layers: layers with an indexer of their own; others use that of an earlier layer
             (GLM-5.2), or have none (DeepSeek V4). None: all.
+        pooled: tokens that share one key of the indexer (GLM-5.3-Flash).
         output_rank: of the low-rank output, which is made in `output_groups` of heads and leaves no
             matrix to expand keys and values (DeepSeek V4); 0: an output over all heads.
         kept: vectors that the cache has for a token, on average of the layers: below 1 where some
             layers keep one for several tokens.
+        compressed: tokens that share a vector, and how many layers keep such vectors (DeepSeek V4).
+        window: of tokens whose own vectors every layer keeps next to those.
+        shared: layers use the vectors and index keys of an earlier one (DeepSeek V4.1).
     """
 
     layers: int
@@ -205,9 +214,13 @@ class Latent:
     index_dim: int = 0
     index_heads: int = 0
     index_layers: int | None = None
+    pooled: int = 1
     output_rank: int = 0
     output_groups: int = 0
     kept: float = 1.0
+    compressed: tuple[tuple[int, int], ...] = ()
+    window: int = 0
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -225,6 +238,9 @@ class Recurrent:
         chunk: tokens that Mamba 2 works on at once.
         state_dtype: of the recurrent state, as the config says or vLLM sets it for the family;
             None: as the model's.
+        replicated: each GPU holds the whole state.
+        exports: the kernel of its prefill can keep a state from the middle of a batch. FlashKDA
+            does so where the gate is bounded.
     """
 
     kind: Literal["gdn", "kda", "mamba", "mamba2", "conv"]
@@ -237,6 +253,8 @@ class Recurrent:
     group_elements: int = 0
     chunk: int = 0
     state_dtype: str | None = None
+    replicated: bool = False
+    exports: bool = True
 
 
 @dataclass(frozen=True)
@@ -273,8 +291,8 @@ class Geometry:
         max_positions: longest context, tokens.
         architectures: classes of the model, as its config names them; empty where it is not read.
         rotary_width: elements of the tables of rotary positions for one position.
-        table_parameters: of tables of n-grams (Engram, per-layer embeddings), whose format its
-            config does not say; they are in no sum.
+        table_parameters: of tables of n-grams (Engram, per-layer embeddings), which vLLM shares out
+            to all GPUs; on a Spark also where they are offloaded to the host's memory.
         tower_parameters: of vision and audio towers.
         embedding_tables: entries of a vector for each layer, of which most are never read.
         quantization: as its own config says; None for plain BF16.

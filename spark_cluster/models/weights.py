@@ -56,6 +56,7 @@ def parameters(geometry: Geometry) -> dict[Part, int]:
         "router": hidden * routed,
         "embedding": geometry.vocab * hidden,
         "output": 0 if geometry.tied else geometry.vocab * hidden,
+        "lookup": geometry.table_parameters,
         "other": geometry.other_parameters,
     }
 
@@ -97,9 +98,11 @@ def formats(geometry: Geometry, quantization: Quantization) -> dict[Part, Quanti
       with experts leave the recurrent and shared ones in BF16 (source: atlas-nvfp4). NVIDIA's
       Qwen3-Next has both in BF16 (source: model-optimizer-681). MiniMax-M2 has its experts in
       NVFP4, and in one build attention too (source: minimax-nvfp4). Laguna and models with MLA
-      keep attention in BF16 (source: nvfp4-in-16-bits), H Company's Holo and saricles' builds
-      nothing (source: nvfp4-all-matrices); Unsloth's are alike with and without experts (source:
-      unsloth-fast), AEON's keep recurrent layers in BF16 (source: jvr0x-series).
+      keep attention in BF16 (source: nvfp4-in-16-bits), Qwen3.8-Flash-Next too (source:
+      freetoken-409), with its table of n-grams in FP8 (source: mia-qwen38-flash-next), H Company's
+      Holo and saricles' builds nothing (source: nvfp4-all-matrices); Unsloth's are alike with and
+      without experts (source: unsloth-fast), AEON's keep recurrent layers in BF16 (source:
+      jvr0x-series).
     - MXFP4 is the format of experts (gpt-oss, DeepSeek V4); the rest is BF16, and in DeepSeek V4
       FP8 (its config: `expert_dtype`). Images that also take
       `--mxfp4-layers` quantize what that names (`Serving.mxfp4_layers`).

@@ -186,13 +186,10 @@ def _cache_unread(serving: ServingSetup) -> str:
 
 
 def _cache_not_known(fitted: Fit) -> UsageError:
-    geometry = fitted.serving.geometry
-    tables = geometry.table_parameters
-    more = f", without its tables of n-grams ({tables / 1e9:.0f} billion entries)" if tables else ""
     return UsageError(
-        f"whether {geometry.name} fits is not known here: weights take {fitted.weights_gib:.1f} "
-        f"GiB a node{more}, runtime about {fitted.runtime.total.expected:.1f}, and vLLM's rule for "
-        f"its KV cache is not read yet: {_cache_unread(fitted.serving)}",
+        f"whether {fitted.serving.geometry.name} fits is not known here: weights take "
+        f"{fitted.weights_gib:.1f} GiB a node, runtime about {fitted.runtime.total.expected:.1f}, "
+        f"and vLLM's rule for its KV cache is not read yet: {_cache_unread(fitted.serving)}",
         hint="start it with a small --max-model-len; vLLM prints 'GPU KV cache size'",
     )
 
@@ -370,6 +367,7 @@ def _layout(launch: Launch, serving: ServingSetup) -> kv.KvLayout:
         async_scheduling=_switch(launch, "async-scheduling") is not False,
         dcp=int(launch.number("decode-context-parallel-size") or 1),
         device="cpu" if launch.on_cpu else "gpu",
+        state_dtype=launch.text("mamba-ssm-cache-dtype") or None,
     )
 
 

@@ -60,6 +60,11 @@ class Rule:
         sliding_block: the block of sliding layers is `asked` for by --block-size, is the
             `smallest` that the attention's kernels can do, or the longest `fitting` into a page.
         cpu_kernel: tokens of the smallest block of vLLM's attention for CPUs.
+        packed_latent: on a Spark latent attention with an indexer keeps `fp8_ds_mla` for FP8.
+        whole_kernels: packed blocks are so many bytes apart that each kernel's own pages fit.
+        compressed: DeepSeek V4 has blocks of its own kind, which are counted as they were `logged`;
+            or packed ones, and the longest request is looked for by `tuples` of pages or by
+            `blocks`.
     """
 
     since: str
@@ -80,10 +85,14 @@ class Rule:
     turboquant: Literal["none", "attention", "hybrid", "covering"]
     sliding_block: Literal["asked", "smallest", "fitting"]
     cpu_kernel: int
+    packed_latent: bool
+    whole_kernels: bool
+    compressed: Literal["logged", "tuples", "blocks"]
 
 
 LOGGED: dict[str, Any] = _FILE["logged"]
-"""Families whose cache is counted as servers logged it, by the most that they took for a token."""
+"""Families whose cache is counted as servers logged it, by the most that they took for a token: by
+old versions, and in NVFP4, which no release has on a Spark."""
 
 RULES = tuple(Rule(**whole) for whole in accumulate(_FILE["rule"], or_))
 """All rules, oldest first; each is the one before with what changed."""
@@ -160,6 +169,19 @@ DS_MLA_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 """Of one token of latent attention, as FlashMLA keeps it: 512 elements in fp8, 4 scales of 4 bytes
 and 64 rotary elements in 16 bits; or 512 in 4 bits with their scales and 64 rotary ones in fp8
 (vLLM 0.33, `flashmla_sparse.py`)."""
+
+
+PACKED, PACKED_FOR = "fp8_ds_mla", ("auto", "fp8", "fp8_e4m3")
+"""The type that FlashInfer's kernel of sparse latent attention for a Spark needs, and the types for
+which vLLM takes it (`_canonicalize_sparse_mla_kv_cache_dtype` in `mla_attention.py`)."""
+
+SPARSE_PAGE = 64
+"""Tokens of a page of that kernel, and keys of a page of the indexer's on a Spark (`deep_gemm.py`,
+`get_paged_mqa_page_sizes`)."""
+
+
+INDEX_BLOCK = 128
+"""Tokens that MiniMax-M3 chooses together, and of a block (`minimax_m3/common/indexer.py`)."""
 
 
 TURBOQUANT: dict[str, Any] = _FILE["turboquant"]
@@ -243,16 +265,21 @@ class Pages:
         block: tokens of one block.
         page: bytes of one block in one layer.
         window: tokens that are seen, for `sliding` and `chunked`.
-        fixed: pages a request, for `state`; None: one for each block of tokens, and `more`.
+        fixed: pages a request, for `state` and `ring`, the keys of an indexer that are not pooled
+            yet; None: one for each block of tokens, and `more`.
+        replicated: states that each GPU holds whole.
+        aligned: bytes of which the distance of packed blocks is a multiple.
     """
 
-    kind: Literal["full", "latent", "sliding", "chunked", "state"]
+    kind: Literal["full", "latent", "sliding", "chunked", "state", "ring"]
     layers: int
     block: int
     page: int
     window: int = 0
     fixed: int | None = None
     more: int = 0
+    replicated: bool = False
+    aligned: int = 1
 
     def needed(self, length: int, in_flight: int) -> int:
         """Blocks that a request of that many tokens needs at most, in one group of such layers.
@@ -326,9 +353,8 @@ def drafter_layers(geometry: Geometry, speculative: Mapping[str, Any], model: st
         return NO_DRAFTER
     if method.endswith("mtp") and geometry.model_type.startswith("gemma4"):
         return NO_DRAFTER
-    if geometry.model_type in LOGGED:  # by servers that drafted
-        return NO_DRAFTER
-    if is_mtp(speculative, model):
+    own = method == "dspark" and speculative.get("model") in (None, "", model)
+    if is_mtp(speculative, model) or own:
         return _of_mtp(geometry)
     if geometry.drafter is not None:
         return DrafterLayers(geometry.drafter.attention, known=not geometry.drafter.latent)
@@ -342,7 +368,7 @@ def _of_mtp(geometry: Geometry) -> DrafterLayers:
     full = next((part for part in geometry.attention if part.kind == "full"), None)
     if full is None:
         return DrafterLayers(known=False)
-    return DrafterLayers((replace(full, layers=count, borrowed=0),))
+    return DrafterLayers((replace(full, layers=count, borrowed=0, index_layers=None),))
 
 
 __all__ = ["KvCache", "KvLayout", "Rule", "bytes_for", "cache", "for_version"]
@@ -368,6 +394,7 @@ class KvLayout:
         dcp: `--decode-context-parallel-size`: GPUs that share out the tokens of each request.
         device: on a CPU the same version has other kernels, float32 states of GDN layers and no
             async scheduling.
+        state_dtype: `--mamba-ssm-cache-dtype`; None or `auto`: as the model says.
 
     Raises:
         UsageError: a value is out of its range, or not known.
@@ -387,6 +414,7 @@ class KvLayout:
     async_scheduling: bool = True
     dcp: int = 1
     device: Literal["gpu", "cpu"] = "gpu"
+    state_dtype: str | None = None
 
     def __post_init__(self) -> None:
         for what, number in (
@@ -412,7 +440,10 @@ class KvLayout:
     @cached_property
     def element(self) -> Element:
         """The element type of the cache."""
-        return element(self.kv_dtype, self.geometry, latent=self.geometry.latent is not None)
+        latent, asked = self.geometry.latent, self.kv_dtype.lower()
+        if latent and latent.index_dim and self.rule.packed_latent and asked in PACKED_FOR:
+            return Element(PACKED)
+        return element(self.kv_dtype, self.geometry, latent=latent is not None)
 
     @property
     def block(self) -> int:
@@ -448,7 +479,8 @@ class KvLayout:
         vLLM takes checkpoints only where every recurrent layer can export them.
         """
         recurrent = self.geometry.recurrent
-        only_gdn = bool(recurrent) and all(part.kind == "gdn" for part in recurrent)
+        exporting = (part.kind == "gdn" or part.replicated for part in recurrent)
+        only_gdn = bool(recurrent) and all(exporting)
         flashinfer = not self.on_cpu and (self.gdn_prefill or "flashinfer") == "flashinfer"
         return self.rule.gdn_checkpoints and self.mode == "align" and flashinfer and only_gdn
 
@@ -482,7 +514,7 @@ def pages(cut: KvLayout) -> list[Pages]:
         )
     if cut.element.name in TURBOQUANT["types"]:
         _must_take_turboquant(cut)
-    if logged := LOGGED.get(cut.geometry.model_type):
+    if logged := _logged(cut):
         return [Pages("latent", 1, logged["block"], logged["block"] * logged["bytes_per_token"])]
     attention = [*_attention(cut), *_latent(cut)]
     if cut.drafter.attention or cut.drafter.latent:
@@ -491,6 +523,12 @@ def pages(cut: KvLayout) -> list[Pages]:
         return attention
     states = [_state(cut, part) for part in cut.geometry.recurrent]
     return [*_lengthened(cut, attention, states), *_padded(cut, attention, states)]
+
+
+def _logged(cut: KvLayout) -> dict[str, int] | None:
+    found: dict[str, int] | None = LOGGED.get(cut.geometry.model_type)
+    old = cut.rule.compressed == "logged"
+    return found if old or cut.kv_dtype.lower().startswith(NVFP4) else None
 
 
 def together(parts: list[Pages]) -> list[Pages]:
@@ -506,7 +544,7 @@ def _drafter(cut: KvLayout) -> Iterator[Pages]:
         replace(cut, geometry=replace(cut.geometry, attention=cut.drafter.attention))
     )
     if cut.drafter.latent and cut.geometry.latent:
-        latent = replace(cut.geometry.latent, layers=cut.drafter.latent)
+        latent = replace(cut.geometry.latent, layers=cut.drafter.latent, compressed=())
         yield from _latent(replace(cut, geometry=replace(cut.geometry, latent=latent)))
 
 
@@ -519,8 +557,27 @@ def _attention(cut: KvLayout) -> Iterator[Pages]:
             yield from _turboquant(cut, part, layers)
             continue
         block = _sliding_block(cut) if part.kind == "sliding" else cut.block
+        if part.index_dim and part.pooled == 1:
+            block = INDEX_BLOCK * ceil(block, INDEX_BLOCK)
         page = block * heads_each(part, cut.tp) * cut.element.slot(part.head_dim, part.value_dim)
         yield Pages(part.kind, layers, block, page, part.window or 0)
+        if part.index_dim:  # in 16 bits
+            kept = layers if part.index_layers is None else part.index_layers
+            own = replace(cut, block_size=block)
+            yield from _index_keys(own, kept, 2 * part.index_dim, part.pooled)
+
+
+def _index_keys(cut: KvLayout, layers: int, width: int, pooled: int) -> Iterator[Pages]:
+    """Yield the keys of an indexer, of which several tokens may share one.
+
+    The keys of tokens that have no shared one yet are in a ring, one block a request; its page is
+    the smallest of all, so only its number of layers matters.
+    """
+    of_kernel = pooled > 1 and cut.geometry.latent and cut.rule.whole_kernels
+    aligned = SPARSE_PAGE * width if of_kernel else 1
+    yield Pages("latent", layers, cut.block, width * cut.block // pooled, aligned=aligned)
+    if pooled > 1:
+        yield Pages("ring", layers, pooled, 1, fixed=1)
 
 
 def _turboquant(cut: KvLayout, part: Attention, layers: int) -> Iterator[Pages]:
@@ -581,34 +638,82 @@ def _latent(cut: KvLayout) -> Iterator[Pages]:
     part: Latent | None = cut.geometry.latent
     if part is None:
         return
+    if part.window:
+        yield from _compressed(cut, part)
+        return
     own = cut.element.width(part.rank + part.rope_dim)
     width = DS_MLA_BYTES.get(cut.element.name, own)
-    yield Pages("latent", part.layers, cut.block, cut.block * width)
+    aligned = SPARSE_PAGE * width if part.pooled > 1 and cut.rule.whole_kernels else 1
+    yield Pages("latent", part.layers, cut.block, cut.block * width, aligned=aligned)
     layers = part.layers if part.index_layers is None else part.index_layers
     if part.index_dim and layers:  # keys in fp8 and a scale of 4 bytes for 128 of them
         indexed = part.index_dim + 4 * ceil(part.index_dim, 128)
-        yield Pages("latent", layers, cut.block, cut.block * indexed)
+        yield from _index_keys(cut, layers, indexed, part.pooled)
+
+
+# DeepSeek V4 and V4.1: vectors for several tokens, index keys for some of them, the vectors of a
+# window, and what is not compressed yet (`compressor.py` and `attention.py` in vLLM's
+# `models/deepseek_v4` and `models/deepseek_v41`, with FlashInfer's kernel for a Spark).
+
+RECORD, STRIDE = 584, 576
+"""Bytes of a vector (448 elements in FP8, 64 in 16 bits, 8 bytes of scales), and those of which a
+page is a multiple."""
+
+OVERLAPPING = 4
+"""Tokens a vector of V4's layers with an indexer, whose groups of tokens overlap."""
+
+
+def _compressed(cut: KvLayout, part: Latent) -> Iterator[Pages]:
+    least, own = (128, 32) if part.shared else (256, 64)
+    block = least * ceil(cut.block, least)
+    for tokens, layers in part.compressed:
+        kept = block // tokens
+        yield Pages("latent", layers, block, _strided(kept * RECORD))
+        if part.shared or tokens == OVERLAPPING:
+            indexed = part.index_dim + 4 * ceil(part.index_dim, 128)
+            yield Pages("latent", layers, block, _strided(kept * indexed))
+        if part.shared and tokens > 1:
+            yield Pages("ring", layers, tokens, 1, fixed=1)
+        if not part.shared:
+            yield from _uncompressed(part, tokens, layers)
+    yield Pages("sliding", part.layers, own, _strided(own * RECORD), part.window)
+
+
+def _uncompressed(part: Latent, tokens: int, layers: int) -> Iterator[Pages]:
+    """Yield values and scores in float32, of the layer itself and of its indexer."""
+    overlaps = tokens == OVERLAPPING
+    block, times = (4, 2) if overlaps else (8, 1)
+    for width in (part.value_dim, part.index_dim) if overlaps else (part.value_dim,):
+        page = _strided(block * 4 * 2 * times * width)
+        yield Pages("sliding", layers, block, page, times * tokens)
+
+
+def _strided(size: int) -> int:
+    return ceil(size, STRIDE) * STRIDE
 
 
 def _state(cut: KvLayout, part: Recurrent) -> Pages:
-    conv = part.conv_elements
+    conv, tp = part.conv_elements, 1 if part.replicated else cut.tp
     if part.groups and part.groups % cut.tp:  # each GPU has the groups that its heads need
         conv += (cut.tp - part.groups) * part.group_elements
-    if conv % cut.tp or part.state_elements % cut.tp:
+    if conv % tp or part.state_elements % tp:
         raise UsageError(f"the recurrent layers cannot be divided among {cut.tp} GPUs")
     if part.conv_width:
         conv = conv // part.conv_width * (part.conv_width + cut.drafted_tokens)
-    kept = "float32" if cut.on_cpu else part.state_dtype
-    size = conv // cut.tp * state_bytes(None, cut.geometry)
-    size += part.state_elements // cut.tp * state_bytes(kept, cut.geometry)
-    return Pages("state", part.layers, cut.block, size, fixed=_kept(cut, part))
+    asked = part.state_dtype if cut.state_dtype in (None, "auto") else cut.state_dtype
+    size = conv // tp * state_bytes(None, cut.geometry)
+    size += (
+        part.state_elements // tp * state_bytes("float32" if cut.on_cpu else asked, cut.geometry)
+    )
+    kept, alone = _kept(cut, part), part.replicated
+    return Pages("state", part.layers, cut.block, size, fixed=kept, replicated=alone)
 
 
 def _kept(cut: KvLayout, part: Recurrent) -> int:
     """States that one request keeps, unless there is one for each block."""
     if cut.mode == "none":
         return 1 + cut.drafted_tokens
-    checkpoint = part.kind in cut.rule.checkpoints or cut.gdn_checkpoints
+    checkpoint = (part.kind in cut.rule.checkpoints and part.exports) or cut.gdn_checkpoints
     return 2 + cut.drafted_tokens + int(checkpoint)
 
 
@@ -623,14 +728,19 @@ def _block(cut: KvLayout, attention: list[Pages], states: list[Pages]) -> int:
         step = math.lcm(step, FLASHINFER_GDN_ALIGNMENT)
     if cut.mode == "all":
         step = math.lcm(step, max(part.chunk for part in cut.geometry.recurrent) or 1)
-    return max(cut.block, step * ceil(state, step * a_token))
+    pooled = cut.geometry.latent.pooled if cut.geometry.latent else 1
+    whole = pooled * SPARSE_PAGE if pooled > 1 else 1
+    return whole * ceil(max(cut.block, step * ceil(state, step * a_token)), whole)
 
 
 def _lengthened(cut: KvLayout, attention: list[Pages], states: list[Pages]) -> list[Pages]:
     if not attention:
         return []
     block = _block(cut, attention, states)
-    return [replace(part, block=block, page=part.page // part.block * block) for part in attention]
+    return [
+        part if part.fixed else replace(part, block=block, page=part.page * block // part.block)
+        for part in attention
+    ]
 
 
 def _padded(cut: KvLayout, attention: list[Pages], states: list[Pages]) -> list[Pages]:
@@ -654,12 +764,15 @@ class Pool:
         block_bytes: of one block on one GPU.
         in_flight: tokens that may be scheduled but not settled at once.
         dcp: GPUs that share out the tokens of full and latent attention.
+        checked: bytes that vLLM takes for a block where it looks for the longest request; None: as
+            many as it has.
     """
 
     kinds: tuple[tuple[Pages, int], ...]
     block_bytes: int
     in_flight: int
     dcp: int = 1
+    checked: int | None = None
 
     @property
     def groups(self) -> int:
@@ -668,7 +781,7 @@ class Pool:
     @property
     def smallest_block(self) -> int:
         """Tokens of the shortest block."""
-        return min(part.block for part, _ in self.kinds)
+        return min(part.block for part, _ in self.kinds if part.kind != "ring")
 
     def needed(self, length: int) -> int:
         """Blocks that a request of that many tokens needs at most.
@@ -700,6 +813,9 @@ def pool(layout: KvLayout) -> Pool:
     parts, rule = pages(layout), layout.rule
     if not parts:
         raise UsageError(f"{layout.geometry.name} keeps no KV cache of its own")
+    compressed = layout.geometry.latent and layout.geometry.latent.window
+    if any(part.kind == "ring" for part in parts) or (compressed and not _logged(layout)):
+        return _packed(parts, layout)
     if len({_uniform(part) for part in parts}) == 1:
         size = sum(part.layers * part.page for part in parts)
         return Pool(((parts[0], 1),), size, layout.in_flight, layout.dcp)
@@ -714,7 +830,75 @@ def pool(layout: KvLayout) -> Pool:
 def _uniform(part: Pages) -> tuple[object, ...]:
     """Kinds that need the same number of blocks for the same tokens are alike."""
     kind = "full" if part.kind == "latent" else part.kind
-    return (kind, part.block, part.window, part.fixed, part.more)
+    return (kind, part.block, part.window, part.fixed, part.more, part.replicated)
+
+
+# Pages of several sizes in one block (vLLM: `_get_packed_kv_cache_groups`): the layout of models
+# whose indexers keep pooled keys.
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Kinds of which a request needs as many blocks, whatever the sizes of their pages."""
+
+    parts: tuple[Pages, ...]
+
+    @property
+    def repeats(self) -> int:
+        return max(part.layers for part in self.parts)
+
+    @property
+    def balanced(self) -> bool:
+        return len({part.layers for part in self.parts}) == 1
+
+    def widest(self, groups: int) -> int:
+        """Bytes of the largest of so many groups."""
+        return sum(ceil(part.layers, groups) * part.page for part in self.parts)
+
+
+def _packed(parts: list[Pages], layout: KvLayout) -> Pool:
+    alike: dict[tuple[object, ...], list[Pages]] = {}
+    for part in parts:
+        alike.setdefault(_uniform(part), []).append(part)
+    buckets = [_Bucket(tuple(_of_one_page(same))) for same in alike.values()]
+    even = [one for one in buckets if one.balanced]
+    floor = max((one.repeats for one in even if len(one.parts) > 1), default=0)
+    each = _repeats([one.repeats for one in even], floor) if floor else 0
+    split = [ceil(one.repeats, each) if one.balanced and each else 1 for one in buckets]
+    state = [_is_state(one.parts[0], split_up=each > 0) for one in buckets]
+    rows = [*zip(buckets, split, state, strict=True)]
+    room = max(one.widest(one.repeats if kept else count) for one, count, kept in rows)
+    groups = [
+        max(count, ceil(one.repeats, max(1, room // one.parts[0].page))) if kept else count
+        for one, count, kept in rows
+    ]
+    size = max(one.widest(count) for one, count in zip(buckets, groups, strict=True))
+    step = math.lcm(*(part.aligned for part in parts))
+    kinds = tuple((one.parts[0], count) for one, count in zip(buckets, groups, strict=True))
+    checked = None
+    if layout.rule.compressed == "tuples":
+        most = max(ceil(one.repeats, count) for one, count in zip(buckets, groups, strict=True))
+        checked = most * sum(part.page for part in buckets[0].parts)
+    return Pool(kinds, ceil(size, step) * step, layout.in_flight, layout.dcp, checked)
+
+
+def _of_one_page(parts: list[Pages]) -> list[Pages]:
+    """Kinds with pages of one size as one, whatever the distance of their blocks."""
+    return together([replace(part, kind=parts[0].kind, aligned=1) for part in parts])
+
+
+def _is_state(part: Pages, *, split_up: bool) -> bool:
+    """Return whether a bucket's groups may have any number of layers, down to one."""
+    return part.kind in ("state", "ring") or (part.kind == "sliding" and not split_up)
+
+
+def _repeats(counts: list[int], floor: int) -> int:
+    """Return the number of layers a group that leaves the fewest places empty, the largest of those
+    (vLLM: `_approximate_gcd`).
+    """
+    return min(
+        range(floor, max(counts) + 1), key=lambda each: (sum(-n % each for n in counts), -each)
+    )
 
 
 def _one_size(parts: list[Pages], rule: Rule) -> list[Pages]:
@@ -793,7 +977,7 @@ def cache(layout: KvLayout, size: int, max_model_len: int) -> KvCache:
         tokens = blocks // shared.groups * shared.smallest_block
     else:
         tokens = int(concurrency * max_model_len)
-    usable = blocks - 1 if layout.rule.null_block else blocks
+    usable = size // (shared.checked or shared.block_bytes) - int(layout.rule.null_block)
     lengths = range(1, (layout.geometry.max_positions or max_model_len) + 1)
     unit = _unit(layout)
     return KvCache(
@@ -810,7 +994,7 @@ def cache(layout: KvLayout, size: int, max_model_len: int) -> KvCache:
 
 def _words(layout: KvLayout) -> str:
     """Which rule the figures follow, and what it assumes."""
-    if logged := LOGGED.get(layout.geometry.model_type):
+    if logged := _logged(layout):
         return f"at most what servers logged for a token: {logged['bytes_per_token']:,} bytes"
     words = for_version(layout.vllm)[1]
     if layout.gdn_checkpoints and not layout.gdn_prefill:

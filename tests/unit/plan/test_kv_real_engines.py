@@ -8,6 +8,7 @@ vLLM's own functions say of the layers that this engine built, for other sizes.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import kv_figures
 import pytest
 from gpu_runs import GpuRun, runs
 
-from benchmarks.kv_oracle.older import LONGEST
+from benchmarks.kv_oracle.older import COMPRESSED, DRAFTED, LONGEST, PACKED, SPARSE
 from benchmarks.kv_oracle.questions import questions
 from spark_cluster.config.launch import Launch
 from spark_cluster.errors import UsageError
@@ -24,7 +25,7 @@ from spark_cluster.models.lookup import find
 from spark_cluster.models.shape import Geometry
 from spark_cluster.plan import kv
 from spark_cluster.plan.fit import fit
-from spark_cluster.plan.kv import GIB, NEWEST_READ, RULES, KvLayout
+from spark_cluster.plan.kv import GIB, NEWEST_READ, RULES, KvLayout, drafter_layers
 from spark_cluster.plan.kv import cache as kv_cache
 from spark_cluster.plan.room import assumed
 
@@ -110,9 +111,31 @@ SAID: dict[str, list[list[Any]]] = json.loads(
 )
 
 
+FLASH = {
+    "deepseek-v4-flash": "deepseek-ai/DeepSeek-V4-Flash",
+    "deepseek-v4.1-flash": "deepseek-ai/DeepSeek-V4.1-Flash",
+    "glm-5.3-flash": "zai-org/GLM-5.3-Flash",
+    "qwen3.8-flash-next": "Qwen/Qwen3.8-Flash-Next",
+    "minimax-m3": "MiniMaxAI/MiniMax-M3",
+}
+OF_TWO = COMPRESSED + SPARSE + PACKED
+
+
 @pytest.fixture(scope="module")
 def geometries() -> dict[str, Geometry]:
-    return {question.name: from_config(question.config, question.name) for question in questions()}
+    small = {one.name: from_config(one.config, one.name) for one in questions()}
+    return small | {name: find(FLASH[name.removesuffix("-mtp")]) for name in OF_TWO}
+
+
+def packed(model: str, geometry: Geometry) -> dict[str, Any]:
+    """How such a model was asked about: over two GPUs, with MTP or without."""
+    if model not in OF_TWO:
+        return {}
+    if not model.endswith("-mtp"):
+        return {"tp": 2}
+    mtp = {"method": "mtp", "num_speculative_tokens": DRAFTED}
+    drafter = drafter_layers(geometry, mtp, geometry.name)
+    return {"tp": 2, "drafted_tokens": DRAFTED, "drafter": drafter}
 
 
 def test_every_rule_was_asked() -> None:
@@ -127,6 +150,8 @@ def test_a_version(version: str, geometries: dict[str, Geometry]) -> None:
     assert len(SAID[version]) > 100
     for row in SAID[version]:
         model, fp8, size, length, batch, flying, blocks, concurrency, block, longest = row
+        if model in COMPRESSED and kv.for_version(version)[0].compressed == "logged":
+            continue
         found = kv_figures.cache(
             geometries[model],
             kv_bytes=size,
@@ -137,6 +162,7 @@ def test_a_version(version: str, geometries: dict[str, Geometry]) -> None:
             async_scheduling=flying == 2,
             prefix_caching=True,
             gdn_prefill="triton",
+            **packed(model, geometries[model]),
         )
         if blocks is None:
             assert found.max_model_len < length, row
@@ -204,6 +230,7 @@ def test_a_cpu_has_no_flashinfer() -> None:
 
 
 V4 = "deepseek-ai/DeepSeek-V4-Flash"
+OLD = KvLayout(find(V4), tp=2, vllm="0.25.1")
 
 LOGGED = [(10.58, 1_533_940), (18.08, 2_493_464), (19.85, 3_027_217), (12.16, 1_266_988)]
 """GiB and tokens that servers on two Sparks logged; kv_rules.toml says whose."""
@@ -211,15 +238,32 @@ LOGGED = [(10.58, 1_533_940), (18.08, 2_493_464), (19.85, 3_027_217), (12.16, 1_
 
 @pytest.mark.parametrize(("gib", "tokens"), LOGGED)
 def test_deepseek_v4_is_promised_no_more_tokens_than_any_server_had(gib, tokens):
-    found = kv_cache(KvLayout(find(V4), tp=2), int(gib * GIB), 131_072)
+    found = kv_cache(OLD, int(gib * GIB), 131_072)
     assert 0.6 * tokens < found.tokens <= tokens
     assert found.rule == "at most what servers logged for a token: 11,172 bytes"
 
 
 def test_a_million_tokens_need_what_one_server_said() -> None:
     """10.91 GiB, with batches of 16,384 tokens."""
-    found = kv_cache(KvLayout(find(V4), tp=2), 20 * GIB, 1_048_576)
-    assert found.gib_per_request == pytest.approx(10.91, abs=0.01)
+    for layout in (OLD, replace(OLD, vllm="0.33.0", kv_dtype="nvfp4_ds_mla")):
+        found = kv_cache(layout, 20 * GIB, 1_048_576)
+        assert found.gib_per_request == pytest.approx(10.91, abs=0.01)
+
+
+def test_deepseek_v4_has_the_tokens_that_were_logged() -> None:
+    """12.16 GiB and 1,266,988 tokens, on two Sparks with vLLM 0.27.1 and DSpark."""
+    shape = find(V4)
+    drafter = drafter_layers(shape, {"method": "dspark"}, V4)
+    layout = replace(OLD, vllm="0.27.1", max_num_batched_tokens=8192, drafter=drafter)
+    size = 13_023 * kv.pool(layout).block_bytes
+    assert round(size / GIB, 2) == 12.16
+    assert kv_cache(layout, size, 1_048_576).tokens == 1_266_988
+
+
+def test_batches_take_more_of_such_a_cache_than_a_request() -> None:
+    """What is not compressed yet is kept in float32, 4 or 8 tokens a block."""
+    small, large = (replace(OLD, vllm="0.33.0", max_num_batched_tokens=n) for n in (1024, 8192))
+    assert kv.pool(large).needed(262_144) > 3 * kv.pool(small).needed(262_144)
 
 
 def launched(model: str, tp: int = 2, **flags: int) -> Launch:
@@ -231,24 +275,87 @@ def test_weights_too_large_need_no_rule_for_the_cache() -> None:
     name = "deepseek-ai/DeepSeek-V4.1-Flash"
     found = fit(launched(name), find(name), assumed(2))
     assert not found.fits
-    assert found.reasons[0].startswith("spark1: the weights take 139.2 GiB")
-
-
-def test_where_room_is_left_what_is_known_is_said() -> None:
-    name = "org/Qwen3.8-Flash-Next-NVFP4"
-    with pytest.raises(UsageError) as raised:
-        fit(launched(name), find(name), assumed(2))
-    said = str(raised.value)
-    assert "whether org/Qwen3.8-Flash-Next-NVFP4 fits is not known here: weights take 3" in said
-    assert "without its tables of n-grams (51 billion entries)" in said
-    assert "indexed attention with compressed index keys" in said
+    assert found.reasons[0].startswith("spark1: the weights take 230.8 GiB")
 
 
 def test_a_cache_alone_is_not_known_either() -> None:
-    with pytest.raises(
-        UsageError, match=r"how vLLM lays out the KV cache of zai-org/GLM-5\.3-Flash"
-    ):
-        kv_cache(KvLayout(find("zai-org/GLM-5.3-Flash")), GIB, 8192)
+    name = "thinkingmachines/Inkling-Small"
+    with pytest.raises(UsageError, match=f"how vLLM lays out the KV cache of {name}"):
+        kv_cache(KvLayout(find(name)), GIB, 8192)
+
+
+# --- pooled index keys: what servers on two Sparks logged (docs/kv-cache.md has the addresses) ----
+
+
+def logged(name: str, drafted: int = 0, **options: Any) -> KvLayout:
+    """A layout over two Sparks with prefix caching, as logged by servers that draft with MTP."""
+    shape = find(name)
+    mtp = {"method": "mtp", "num_speculative_tokens": drafted}
+    drafter = drafter_layers(shape, mtp if drafted else {}, shape.name)
+    asked = {"tp": 2, "prefix_caching": True, "max_num_batched_tokens": 8192, **options}
+    return KvLayout(shape, drafted_tokens=drafted, drafter=drafter, **asked)
+
+
+GLM = {"vllm": "0.29.0", "kv_dtype": "fp8", "block_size": 2304}
+
+
+def test_glm_5_3_flash_with_mtp_has_the_tokens_that_were_logged() -> None:
+    found = kv_cache(logged("zai-org/GLM-5.3-Flash", 3, **GLM), 13_500_000_000, 1_048_576)
+    assert found.block_size == 4608
+    assert (found.tokens, round(found.max_concurrency, 2)) == (1_920_956, 1.83)
+
+
+@pytest.mark.parametrize(("gib", "tokens"), [(3, 310_292), (4, 414_615)])
+def test_a_drafter_of_unknown_layers_is_what_such_a_cache_lacks(gib: int, tokens: int) -> None:
+    """With DFlash2 and 7 tokens: the layers of the drafter took 4 blocks of a request's 98."""
+    layout = replace(logged("zai-org/GLM-5.3-Flash", **GLM), drafted_tokens=7)
+    found = kv_cache(layout, gib * GIB, 262_144)
+    assert found.blocks_per_request == 94
+    assert int(found.blocks / 98 * 262_144) == tokens
+
+
+@pytest.mark.parametrize(
+    ("gib", "tokens", "options"),
+    [
+        (31.70, 2_131_159, {"drafted": 3, "vllm": "0.29.0"}),
+        (32.02, 3_652_200, {"drafted": 3, "vllm": "0.29.0", "kv_dtype": "fp8"}),
+        (None, 2_663_445, {"vllm": "0.29.0", "state_dtype": "bfloat16"}),
+        (None, 1_467_072, {"drafted": 3, "vllm": "0.30.0", "state_dtype": "bfloat16"}),
+    ],
+)
+def test_qwen_3_8_flash_next_has_the_tokens_that_were_logged(
+    gib: float | None, tokens: int, options: dict[str, Any]
+) -> None:
+    """Of whole blocks; the GiB where they are told (the version of a build before 0.30 is not)."""
+    layout = logged("Qwen/Qwen3.8-Flash-Next", **options)
+    shared = kv.pool(layout)
+    blocks = -(-tokens * shared.needed(262_144) // 262_144)
+    size = blocks * shared.block_bytes
+    assert kv_cache(layout, size, 262_144).tokens == tokens
+    assert gib is None or size / GIB == pytest.approx(gib, abs=0.005)
+
+
+def test_states_in_16_bits_make_shorter_blocks() -> None:
+    whole, half = (
+        logged("Qwen/Qwen3.8-Flash-Next", 3, vllm="0.30.0", state_dtype=name)
+        for name in ("auto", "bfloat16")
+    )
+    assert (kv.pool(whole).smallest_block, kv.pool(half).smallest_block) == (1600, 832)
+
+
+def test_a_checkpoint_of_the_prefill_in_every_recurrent_layer() -> None:
+    """0.32 for delta attention by FlashKDA, 0.33 for a delta net by FlashInfer: the convolution
+    over the table of n-grams keeps one too, and blocks are multiples of 64 tokens.
+    """
+    states = {
+        "zai-org/GLM-5.3-Flash": ("0.31.0", "0.32.0", 4),
+        "Qwen/Qwen3.8-Flash-Next": ("0.32.0", "0.33.0", 4),
+    }
+    for name, (before, after, groups) in states.items():
+        old, new = (kv.pool(logged(name, vllm=version)) for version in (before, after))
+        assert sum(part.fixed * n for part, n in new.kinds if part.kind == "state") == 3 * groups
+        assert sum(part.fixed * n for part, n in old.kinds if part.kind == "state") == 2 * groups
+    assert new.smallest_block % 64 == 0
 
 
 def test_context_parallelism_shares_out_the_tokens_of_a_request() -> None:
