@@ -4,6 +4,7 @@ from typing import Any
 
 from spark_cluster.models.shape import Geometry
 from spark_cluster.plan import kv
+from spark_cluster.plan.kv_layout import KvLayout
 
 
 def cache(
@@ -16,9 +17,9 @@ def cache(
 ) -> kv.KvCache:
     """Return what a cache holds, of a size in GiB or in bytes."""
     size = int(kv_gib * kv.GIB) if kv_bytes is None and kv_gib is not None else int(kv_bytes or 0)
-    return kv.cache(kv.KvLayout(geometry, **options), size, max_model_len)
+    return kv.cache(KvLayout(geometry, **options), size, max_model_len)
 
 
 def bytes_for(geometry: Geometry, requests: int, length: int, **options: Any) -> int:
     """Return the bytes that hold some requests of a length."""
-    return kv.bytes_for(kv.KvLayout(geometry, **options), requests, length)
+    return kv.bytes_for(KvLayout(geometry, **options), requests, length)

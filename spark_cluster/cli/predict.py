@@ -28,7 +28,8 @@ from spark_cluster.models.shape import Geometry
 from spark_cluster.plan import kv
 from spark_cluster.plan.estimate import WIDER, Constants, Estimate, load_constants
 from spark_cluster.plan.evidence import said
-from spark_cluster.plan.kv import DrafterLayers, KvCache, KvLayout, drafter_layers
+from spark_cluster.plan.kv import KvCache
+from spark_cluster.plan.kv_layout import DrafterLayers, KvLayout, drafter_layers
 from spark_cluster.plan.prefill import prefill
 from spark_cluster.plan.serving import ServingSetup
 from spark_cluster.plan.speed import Speculative, decode, speculative

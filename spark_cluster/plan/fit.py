@@ -18,7 +18,7 @@ from spark_cluster.models import memory_share
 from spark_cluster.models.memory_share import GIB
 from spark_cluster.models.shape import Geometry
 from spark_cluster.plan import kv
-from spark_cluster.plan.kv import DrafterLayers, drafter_layers
+from spark_cluster.plan.kv_layout import DrafterLayers, KvLayout, drafter_layers, not_known
 from spark_cluster.plan.room import (
     NodeMemory,
     batched_tokens,
@@ -182,7 +182,7 @@ def _leaves_room(fitted: Fit) -> bool:
 
 
 def _cache_unread(serving: ServingSetup) -> str:
-    return kv.not_known(serving.geometry, serving.kv_dtype)
+    return not_known(serving.geometry, serving.kv_dtype)
 
 
 def _cache_not_known(fitted: Fit) -> UsageError:
@@ -349,10 +349,10 @@ def _cache(launch: Launch, serving: ServingSetup, kv_gib: float) -> kv.KvCache |
     return kv.cache(_layout(launch, serving), int(kv_gib * GIB), length)
 
 
-def _layout(launch: Launch, serving: ServingSetup) -> kv.KvLayout:
+def _layout(launch: Launch, serving: ServingSetup) -> KvLayout:
     """Return everything in a launch that its cache depends on."""
     block, asked = launch.number("block-size"), launch.text("gdn-prefill-backend") or None
-    return kv.KvLayout(
+    return KvLayout(
         largest_stage(serving.geometry, launch.pp),
         kv_dtype=serving.kv_dtype,
         max_num_batched_tokens=batched_tokens(launch),

@@ -22,7 +22,8 @@ from spark_cluster.models.memory_share import GIB, GIB_KIB
 from spark_cluster.models.naming import has_trait
 from spark_cluster.models.shape import Geometry
 from spark_cluster.models.weights import drafter_bytes
-from spark_cluster.plan.kv import is_mtp, vllm_version
+from spark_cluster.plan.kv_layout import is_mtp
+from spark_cluster.plan.kv_rules import vllm_version
 from spark_cluster.plan.serving import BATCHED_TOKENS, ServingSetup, mtp_layer
 
 SPARK = Memory(total_kib=127_600_748, available_kib=123_731_900)

@@ -22,7 +22,7 @@ from spark_cluster.config.recipe_schema import json_object
 from spark_cluster.config.schema import Document, Rounded
 from spark_cluster.config.yamlfile import table_beside
 from spark_cluster.models.shape import Geometry
-from spark_cluster.plan.kv import vllm_version
+from spark_cluster.plan.kv_rules import vllm_version
 from spark_cluster.plan.room import (
     NodeMemory,
     allowed_items,

@@ -25,7 +25,8 @@ from spark_cluster.models.weights import (
     weights_of,
 )
 from spark_cluster.plan.acceptance import AT_ONCE, kind_of
-from spark_cluster.plan.kv import DS_MLA_BYTES, element, given_version, state_bytes
+from spark_cluster.plan.kv_layout import DS_MLA_BYTES, element, state_bytes
+from spark_cluster.plan.kv_rules import given_version
 
 BATCHED_TOKENS = 2048
 """vLLM's default on GB10. GPUs of 70 GiB and more get 8,192, but it asks NVML what they have, which

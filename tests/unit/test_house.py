@@ -26,14 +26,14 @@ BUDGETS = {
     "config": 5_624,  # launch.py: quotes in labels; limits of netplan files, YAML, names, mDNS
     "runner": 2_867,  # dialer.py: the other nodes' sessions while one is off
     "models": 2_098,  # layers.py, config.py: sparse, pooled, delta attention; searched blocks
-    "plan": 3_985,  # runtime.py: what a server takes beside weights and cache; kv.py: packed blocks
+    "plan": 4_023,  # runtime.py: what a server takes beside weights and cache; kv.py: packed blocks
     "issues": 2_934,  # pasted, wrapped, cut-off lines, floods; what vLLM takes by version; drafters
     "importers": 4_779,  # kits: compose files, scripts, also those in containers; presets, limits
     "engine": 8_902,  # runtime.py: limits of patterns; readiness_checks.py: prompts; lies of nodes
     "doctor": 2_461,
     "bench": 5_767,
     "dashboard": 350,
-    "cli": 8_563,  # hints to paste; screens of 80 columns; lists while a node is off
+    "cli": 8_564,  # hints to paste; screens of 80 columns; lists while a node is off
     "roles, playbooks": 1_959,
     "spark_cluster_lab": 5_500,
     "__main__": 5,
@@ -41,7 +41,7 @@ BUDGETS = {
 }
 """Code lines a room at most: what there is today and room for a feature or two."""
 
-FILES, ONE_IMPORTER, LATE_IMPORTS, LONG_FUNCTIONS, MEDIAN = 320, 40, 200, 40, 9
+FILES, ONE_IMPORTER, LATE_IMPORTS, LONG_FUNCTIONS, MEDIAN = 323, 40, 200, 40, 9
 LONG = 40
 """Lines of a function, with its docstring."""
 

@@ -15,7 +15,7 @@ from spark_cluster.models.lookup import find
 from spark_cluster.models.naming import table
 from spark_cluster.plan.acceptance import ENOUGH, KINDS, gained, kind_of, tokens_per_step
 from spark_cluster.plan.acceptance import usual_acceptance as usual
-from spark_cluster.plan.kv import DrafterLayers, drafter_layers, is_mtp
+from spark_cluster.plan.kv_layout import DrafterLayers, drafter_layers, is_mtp
 
 QWEN = replace(find("nvidia/Qwen3.6-35B-A3B-NVFP4"), mtp_layers=1)
 LLAMA = find("meta-llama/Llama-3.1-8B-Instruct")

@@ -25,8 +25,10 @@ from spark_cluster.models.lookup import find
 from spark_cluster.models.shape import Geometry
 from spark_cluster.plan import kv
 from spark_cluster.plan.fit import fit
-from spark_cluster.plan.kv import GIB, NEWEST_READ, RULES, KvLayout, drafter_layers
+from spark_cluster.plan.kv import GIB
 from spark_cluster.plan.kv import cache as kv_cache
+from spark_cluster.plan.kv_layout import KvLayout, drafter_layers
+from spark_cluster.plan.kv_rules import NEWEST_READ, RULES, for_version
 from spark_cluster.plan.room import assumed
 
 CASES: dict[str, dict[str, Any]] = json.loads(
@@ -150,7 +152,7 @@ def test_a_version(version: str, geometries: dict[str, Geometry]) -> None:
     assert len(SAID[version]) > 100
     for row in SAID[version]:
         model, fp8, size, length, batch, flying, blocks, concurrency, block, longest = row
-        if model in COMPRESSED and kv.for_version(version)[0].compressed == "logged":
+        if model in COMPRESSED and for_version(version)[0].compressed == "logged":
             continue
         found = kv_figures.cache(
             geometries[model],

@@ -18,7 +18,8 @@ from spark_cluster.errors import UsageError
 from spark_cluster.models.lookup import find
 from spark_cluster.models.shape import Attention, Geometry
 from spark_cluster.plan import kv
-from spark_cluster.plan.kv import NEWEST_READ, RULES, KvLayout, for_version, vllm_version
+from spark_cluster.plan.kv_layout import KvLayout
+from spark_cluster.plan.kv_rules import NEWEST_READ, RULES, for_version, vllm_version
 from spark_cluster.plan.room import assumed, sequences, with_default_batch
 from spark_cluster.plan.runtime import runtime
 from spark_cluster.plan.serving import of_launch
@@ -66,14 +67,14 @@ def test_every_rule_says_what_changed() -> None:
 
 @each_row(__file__, "kv_rules.json", "the_rule_of_a_version")
 def test_the_rule_of_a_version(version: str, since: str) -> None:
-    rule, words = kv.for_version(version)
+    rule, words = for_version(version)
     assert rule.since == since
     assert "may differ" not in words
 
 
 @pytest.mark.parametrize("version", ["0.34.0", "1.2", "0.18.0"])
 def test_a_version_that_no_one_has_read_says_so(version: str) -> None:
-    _, words = kv.for_version(version)
+    _, words = for_version(version)
     assert f"{version} may differ" in words
 
 
@@ -226,7 +227,7 @@ def test_bytes_for_is_the_inverse_of_cache(geometry, options, requests, length):
     assert kv_figures.cache(
         geometry, kv_bytes=size, max_model_len=length, **options
     ).max_concurrency >= (requests)
-    spare = 1 if kv.for_version(options["vllm"])[0].null_block else 0
+    spare = 1 if for_version(options["vllm"])[0].null_block else 0
     less = kv_figures.cache(geometry, kv_bytes=size - 1, max_model_len=length, **options)
     assert less.blocks - spare < requests * less.blocks_per_request
     with pytest.raises(UsageError):

@@ -7,7 +7,9 @@ from cases import each_row
 
 from spark_cluster.errors import UsageError
 from spark_cluster.models.lookup import find
-from spark_cluster.plan.kv import KvLayout, element, pages, pool
+from spark_cluster.plan.kv import pool
+from spark_cluster.plan.kv_layout import KvLayout, element
+from spark_cluster.plan.kv_pages import pages
 
 QWEN, HYBRID = find("Qwen/Qwen3-8B"), find("Qwen/Qwen3-Next-80B-A3B-Instruct")
 SLOTS = {
