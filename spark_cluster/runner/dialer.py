@@ -289,6 +289,7 @@ class Entrance(socketserver.ThreadingTCPServer):
     """
 
     allow_reuse_address = daemon_threads = True
+    request_queue_size = socket.SOMAXCONN
     way = ""
 
 
@@ -379,7 +380,8 @@ def carried(target: Target, entrance: Entrance, host: str, to_port: int) -> Iter
     pipe = subprocess.PIPE
     with (
         ssh_route.configuration(_strict(target)) as file,
-        tempfile.TemporaryDirectory(prefix="spark-cluster-ssh-") as folder,
+        # Not in $TMPDIR: a socket's path has 104 bytes at most, and ssh reads `:` and `%` in it.
+        tempfile.TemporaryDirectory(prefix="spark-cluster-ssh-", dir="/tmp") as folder,
     ):
         entrance.way = f"{folder}/way"
         spec = f"{entrance.way}:{f'[{host}]' if ':' in host else host}:{to_port}"
