@@ -30,7 +30,7 @@ from spark_cluster.engine.proxy import (
 from spark_cluster.engine.ray import ALONE, RayNode, RayState, dashboard_port
 from spark_cluster.engine.result import ModelState, NodeState, ServerState, Status, Word, ask_nodes
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.node import containers
+from spark_cluster.node import containers, durable
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.health import HEALTH_S, Completion, Life, State, judge
 from spark_cluster.node.output import counted
@@ -147,7 +147,7 @@ class _Look:
             if self.head is not None and self.head.name in left:
                 found = self._ray(self.head, left[self.head.name])
         elif left:
-            word = "failed" if problems else "interrupted"
+            word = "failed" if problems else self._begun(next(iter(left)))
             problems.append(f"Ray is there without a server, on {', '.join(left)}")
         return Status(word, [*self.nodes], found, problems=tuple(problems))
 
@@ -187,8 +187,9 @@ class _Look:
             problems += self._ray_restarted(size)
         life = judge_health(engine_of(server), health.status, server).life
         loads = endpoint is not None and life is Life.LOADING and not of_nodes
+        usual = _word(answer=found.serves, problems=problems, loading=loads)
         return Status(
-            "interrupted" if cut else _word(answer=found.serves, problems=problems, loading=loads),
+            self._begun(head.name) if cut else usual,
             [*self.nodes],
             ray or [],
             **_access(head, endpoint, health.certificate),
@@ -215,6 +216,11 @@ class _Look:
         serve = self.play.inventory.serve
         behind = serve.proxied and endpoint is not None and endpoint.port in serve.engine_ports
         return ["its proxy was not set up"] if behind and head.description is None else []
+
+    def _begun(self, node: str) -> str:
+        """Return the state of what an `up` has begun, which may be at work on a node still."""
+        held = self._session(node).run(["flock", "-ns", durable.RUN_LOCK, "true"]).status == 1
+        return "starting" if held else "interrupted"
 
     def _without_link(self, size: int) -> list[str]:
         """Return nodes that serve together with others, and whose ConnectX-7 interfaces are all
