@@ -162,12 +162,11 @@ class _Look:
         dark = self._without_link(size)
         endpoint = running(server.labels, head.description, self.key)
         limit = WITHOUT_LINK_S if dark else COMPLETION_S
-        session = self._session(head.name)
         ray, replicas, (health, completion) = self.play.together(
             # Without the link Ray knows no node, which says nothing new and takes its time.
             lambda: self._ray(head, server) if server.on_ray and not dark else None,
             lambda: self._servers(behind),
-            lambda: self._asked(server, session, endpoint, limit),
+            lambda: self._asked(server, self._session(head.name), endpoint, limit),
         )
         cut = self._not_done(head, server, endpoint)
         problems = [
@@ -182,7 +181,7 @@ class _Look:
         if not (found.serves or cut):
             problems.append(_unanswered(endpoint, health, completion, server.kind, limit))
         if health.status == 0 and server.restarts and not behind:
-            problems.append(_restarted(session, head.name, server.restarts))
+            problems.append(_restarted(self._session(head.name), head.name, server.restarts))
         if not found.serves and server.on_ray:
             problems += self._ray_restarted(size)
         life = judge_health(engine_of(server), health.status, server).life
