@@ -297,6 +297,7 @@ class _Carrier(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         here: socket.socket = self.request
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as there:
+            here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
             there.connect(cast(Entrance, self.server).way)
             back = threading.Thread(target=_copy, args=(there, here), daemon=True)
             back.start()

@@ -304,6 +304,34 @@ def test_many_clients_at_once_do_not_wait_for_one_another(target, endpoint):
         assert time.monotonic() - begun < 0.9, "Linux tries again after a second"
 
 
+def test_tokens_are_passed_on_as_they_come(tmp_path):
+    """A client that has sent several requests acknowledges late, for which Nagle would wait."""
+
+    def answer():
+        client, _ = model.accept()
+        for _ in range(5):
+            client.sendall(client.recv(1))
+        for _ in range(10):
+            client.sendall(f"{time.monotonic()}\n".encode())
+            time.sleep(0.01)
+        client.close()
+
+    def latest():
+        threading.Thread(target=answer, daemon=True).start()
+        with socket.create_connection(entrance.server_address, HANG_S) as client:
+            for _ in range(5):
+                client.sendall(b"?")
+                assert client.recv(1) == b"?"
+            stream = client.makefile("rb")
+            return max(time.monotonic() - float(line) for line in stream)
+
+    with socket.socket(socket.AF_UNIX) as model, held(0) as entrance:
+        entrance.way = str(tmp_path / "way")
+        model.bind(entrance.way)
+        model.listen()
+        assert min(latest() for _ in range(5)) < 0.015
+
+
 def test_the_port_of_a_forward_stays_ours_when_its_ssh_has_ended(target, endpoint):
     """Another user could listen there, and would be sent Ray's token by the next request."""
     with forward(target(), "127.0.0.1", endpoint) as port:
