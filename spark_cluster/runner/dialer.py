@@ -443,7 +443,7 @@ def _news(heard: Iterator[str], where: str) -> News:
 
 def _not_open(target: Target, port: int, why: str) -> SparkClusterError:
     if "local forwarding" in why:
-        return _taken(port)
+        return _taken(port, "a LocalForward of ssh_config has it or finds its own port taken")
     return Unreachable(
         f"ssh made no tunnel: {why}",
         where=target.node.name,
@@ -451,10 +451,9 @@ def _not_open(target: Target, port: int, why: str) -> SparkClusterError:
     )
 
 
-def _taken(port: int) -> UsageError:
+def _taken(port: int, why: str = "another program listens there") -> UsageError:
     return UsageError(
-        f"port {port} of this machine cannot be used: another program listens there, "
-        "or a LocalForward of ssh_config",
+        f"port {port} of this machine cannot be used: {why}",
         hint="give another one: --port PORT",
     )
 
