@@ -296,10 +296,8 @@ def _guarded(
         return each[0]
     closed = reduce(lambda found, one: found | set(one["ports"]), each, set[Any]())
     served = (*each[0]["served"], *((at.node, at.port) for at in behind))
-    if len(nodes) == 1:
-        return {**each[0], "ports": tuple(sorted(closed)), "served": served}
-    closed |= {(at.port, at.port) for at in behind}
-    peers = tuple(node.name for node in nodes)
+    peers = tuple(node.name for node in nodes) if len(nodes) > 1 else ()
+    closed |= {(at.port, at.port) for at in behind if peers}
     return {**each[0], "peers": peers, "ports": tuple(sorted(closed)), "served": served}
 
 

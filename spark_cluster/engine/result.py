@@ -342,9 +342,9 @@ class Status(Document):
     Attributes:
         access: who can reach the endpoint, and how it is guarded.
         state: `stopped` (nothing is there), `serving` (a completion came and nothing is wrong),
-            `starting` (containers run, not healthy yet), `degraded` (answers, but something is
-            wrong), `interrupted` (an `up` did not get to its end) or `failed` (should serve and
-            does not).
+            `starting` (containers run, not healthy yet, or an `up` is at work), `degraded`
+            (answers, but something is wrong), `interrupted` (an `up` did not get to its end) or
+            `failed` (should serve and does not).
         problems: what is wrong, as text; empty when nothing is.
         kind: of the model: chat, embedding, reranking or transcription; None without a server.
         recipe: that the server was started with; None where that is not known.

@@ -30,7 +30,7 @@ from spark_cluster.engine.proxy import (
 from spark_cluster.engine.ray import ALONE, RayNode, RayState, dashboard_port
 from spark_cluster.engine.result import ModelState, NodeState, ServerState, Status, Word, ask_nodes
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.node import containers
+from spark_cluster.node import containers, durable
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.health import HEALTH_S, Completion, Life, State, judge
 from spark_cluster.node.output import counted
@@ -141,14 +141,14 @@ class _Look:
     def _without_server(self) -> Status:
         rays = {n.name: n.containers[RAY] for n in self.nodes if n.reachable}
         left = {name: ray for name, ray in rays.items() if ray.status != "absent"}
-        problems, found = self._unreachable(), list[RayNode]()
-        word = "failed" if problems else "stopped"
+        problems, found, word = self._unreachable(), list[RayNode](), "stopped"
         if left and all(ALONE.items() <= ray.labels.items() for ray in left.values()):
             if self.head is not None and self.head.name in left:
                 found = self._ray(self.head, left[self.head.name])
         elif left:
-            word = "failed" if problems else "interrupted"
+            word = self._begun(next(iter(left)))
             problems.append(f"Ray is there without a server, on {', '.join(left)}")
+        word = "failed" if self._unreachable() else word
         return Status(word, [*self.nodes], found, problems=tuple(problems))
 
     def _ray(self, head: NodeState, container: ContainerState) -> list[RayNode]:
@@ -162,12 +162,11 @@ class _Look:
         dark = self._without_link(size)
         endpoint = running(server.labels, head.description, self.key)
         limit = WITHOUT_LINK_S if dark else COMPLETION_S
-        session = self._session(head.name)
         ray, replicas, (health, completion) = self.play.together(
             # Without the link Ray knows no node, which says nothing new and takes its time.
             lambda: self._ray(head, server) if server.on_ray and not dark else None,
             lambda: self._servers(behind),
-            lambda: self._asked(server, session, endpoint, limit),
+            lambda: self._asked(server, self._session(head.name), endpoint, limit),
         )
         cut = self._not_done(head, server, endpoint)
         problems = [
@@ -182,13 +181,14 @@ class _Look:
         if not (found.serves or cut):
             problems.append(_unanswered(endpoint, health, completion, server.kind, limit))
         if health.status == 0 and server.restarts and not behind:
-            problems.append(_restarted(session, head.name, server.restarts))
+            problems.append(_restarted(self._session(head.name), head.name, server.restarts))
         if not found.serves and server.on_ray:
             problems += self._ray_restarted(size)
         life = judge_health(engine_of(server), health.status, server).life
         loads = endpoint is not None and life is Life.LOADING and not of_nodes
+        usual = _word(answer=found.serves, problems=problems, loading=loads)
         return Status(
-            "interrupted" if cut else _word(answer=found.serves, problems=problems, loading=loads),
+            self._begun(head.name) if cut else usual,
             [*self.nodes],
             ray or [],
             **_access(head, endpoint, health.certificate),
@@ -215,6 +215,11 @@ class _Look:
         serve = self.play.inventory.serve
         behind = serve.proxied and endpoint is not None and endpoint.port in serve.engine_ports
         return ["its proxy was not set up"] if behind and head.description is None else []
+
+    def _begun(self, node: str) -> str:
+        """Return the state of what an `up` has begun, which may be at work on a node still."""
+        held = self._session(node).run(["flock", "-ns", durable.RUN_LOCK, "true"]).status == 1
+        return "starting" if held else "interrupted"
 
     def _without_link(self, size: int) -> list[str]:
         """Return nodes that serve together with others, and whose ConnectX-7 interfaces are all

@@ -289,6 +289,7 @@ class Entrance(socketserver.ThreadingTCPServer):
     """
 
     allow_reuse_address = daemon_threads = True
+    request_queue_size = socket.SOMAXCONN
     way = ""
 
 
@@ -296,6 +297,7 @@ class _Carrier(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         here: socket.socket = self.request
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as there:
+            here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
             there.connect(cast(Entrance, self.server).way)
             back = threading.Thread(target=_copy, args=(there, here), daemon=True)
             back.start()
@@ -379,7 +381,8 @@ def carried(target: Target, entrance: Entrance, host: str, to_port: int) -> Iter
     pipe = subprocess.PIPE
     with (
         ssh_route.configuration(_strict(target)) as file,
-        tempfile.TemporaryDirectory(prefix="spark-cluster-ssh-") as folder,
+        # Not in $TMPDIR: a socket's path has 104 bytes at most, and ssh reads `:` and `%` in it.
+        tempfile.TemporaryDirectory(prefix="spark-cluster-ssh-", dir="/tmp") as folder,
     ):
         entrance.way = f"{folder}/way"
         spec = f"{entrance.way}:{f'[{host}]' if ':' in host else host}:{to_port}"
@@ -440,7 +443,7 @@ def _news(heard: Iterator[str], where: str) -> News:
 
 def _not_open(target: Target, port: int, why: str) -> SparkClusterError:
     if "local forwarding" in why:
-        return _taken(port)
+        return _taken(port, "a LocalForward of ssh_config has it or finds its own port taken")
     return Unreachable(
         f"ssh made no tunnel: {why}",
         where=target.node.name,
@@ -448,10 +451,9 @@ def _not_open(target: Target, port: int, why: str) -> SparkClusterError:
     )
 
 
-def _taken(port: int) -> UsageError:
+def _taken(port: int, why: str = "another program listens there") -> UsageError:
     return UsageError(
-        f"port {port} of this machine cannot be used: another program listens there, "
-        "or a LocalForward of ssh_config",
+        f"port {port} of this machine cannot be used: {why}",
         hint="give another one: --port PORT",
     )
 

@@ -43,6 +43,7 @@ TEST_TOOLS = {
     "haproxy": "haproxy",
     "openssl": "openssl",
     "curl": "curl",
+    "nft": "nftables",
     "docker-registry": "docker-registry",
     "git": "git",
     "zsh": "zsh",

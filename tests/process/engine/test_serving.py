@@ -121,6 +121,7 @@ class FakeSession:
     description: str | None = None
     proxy: str = "active"
     loader: str = "active"
+    at_work: bool = False
     ray: str = '{"data": {"result": {"result": []}}}'
     asked: list[Any] = field(default_factory=list)
     waits: dict[str, float] = field(default_factory=dict)
@@ -139,6 +140,8 @@ class FakeSession:
         return SimpleNamespace(wait=lambda: {"commands": found, "files": kept})
 
     def run(self, argv):
+        if argv[0] == "flock":
+            return SimpleNamespace(status=int(self.at_work))
         assert "docker logs" in argv[2]
         return SimpleNamespace(status=0, stdout="ValueError: no room\n", stderr="")
 
@@ -195,7 +198,7 @@ def status():
 
 STATES = cases(__file__, "states.toml")
 WAYS, DESCRIPTIONS = STATES.pop("ways"), STATES.pop("descriptions")
-OF_SESSION = ("health", "answer", "firewall", "proxy", "loader")
+OF_SESSION = ("health", "answer", "firewall", "proxy", "loader", "at_work")
 
 
 def a_node(way, name, **changed):

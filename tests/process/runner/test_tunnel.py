@@ -12,7 +12,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -278,6 +280,56 @@ def test_a_forward_ends_with_its_block_and_all_of_its_processes(target, endpoint
         assert fetched(port, "/x") == "/x"
     until(lambda: not any(map(lives, processes)))
     socket.create_server(("127.0.0.1", port)).close()
+
+
+@pytest.mark.parametrize("name", ["long" * 30, "a:b %h"])
+def test_a_forward_needs_no_short_name_of_a_folder(target, endpoint, tmp_path, monkeypatch, name):
+    """A Unix socket's has 104 bytes at most, and ssh reads `:` and `%` in it."""
+    (tmp_path / name).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))
+    with forward(target(), "127.0.0.1", endpoint) as port:
+        assert fetched(port, "/x") == "/x"
+
+
+def test_many_clients_at_once_do_not_wait_for_one_another(target, endpoint):
+    with forward(target(), "127.0.0.1", endpoint) as port, contextlib.ExitStack() as ends:
+        begun = time.monotonic()
+        clients = [ends.enter_context(socket.socket()) for _ in range(200)]
+        for client in clients:
+            client.setblocking(False)
+            client.connect_ex(("127.0.0.1", port))
+        for client in clients:
+            client.setblocking(True)
+            client.sendall(b"GET /x HTTP/1.0\r\n\r\n")
+        assert time.monotonic() - begun < 0.9, "Linux tries again after a second"
+
+
+def test_tokens_are_passed_on_as_they_come(tmp_path):
+    """A client that has sent several requests acknowledges late, for which Nagle would wait."""
+
+    def answer():
+        client, _ = model.accept()
+        for _ in range(5):
+            client.sendall(client.recv(1))
+        for _ in range(10):
+            client.sendall(f"{time.monotonic()}\n".encode())
+            time.sleep(0.01)
+        client.close()
+
+    def latest():
+        threading.Thread(target=answer, daemon=True).start()
+        with socket.create_connection(entrance.server_address, HANG_S) as client:
+            for _ in range(5):
+                client.sendall(b"?")
+                assert client.recv(1) == b"?"
+            stream = client.makefile("rb")
+            return max(time.monotonic() - float(line) for line in stream)
+
+    with socket.socket(socket.AF_UNIX) as model, held(0) as entrance:
+        entrance.way = str(tmp_path / "way")
+        model.bind(entrance.way)
+        model.listen()
+        assert min(latest() for _ in range(5)) < 0.015
 
 
 def test_the_port_of_a_forward_stays_ours_when_its_ssh_has_ended(target, endpoint):
