@@ -17,7 +17,7 @@ MOST_NAMED, MOST_FOLLOWED = 200, 20
 """Names of files that are read in a text of a kit, and texts that are followed from them."""
 
 _USUAL = re.compile(r"(?:docker-)?compose\.ya?ml|(?:start|run|serve|launch|up)\.sh")
-_NAMED = re.compile(r"[\w./-]+\.(?:sh|bash|ya?ml)\b")
+_NAMED = re.compile(r"(?<![\w./-])[\w./-]+\.(?:sh|bash|ya?ml)\b")
 _FAMILY = re.compile(r"(?:nvidia-)?([a-z]{2,})")
 
 _PER_RANK = (
