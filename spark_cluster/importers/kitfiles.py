@@ -69,7 +69,6 @@ class KitFolder:
     root: Path
     preset: Path | None = None
     room: ValueRoom = field(default_factory=ValueRoom)
-    _named_before: dict[str, Path | None] = field(default_factory=dict, compare=False)
 
     def path(self, name: str, beside: Path | None = None) -> Path | None:
         """Return a regular file of the kit by its name; None for anything else.
@@ -96,7 +95,7 @@ class KitFolder:
     def _seen(self, name: str, beside: Path | None) -> tuple[Path, os.stat_result | None]:
         """A place with all links followed, and what is there; nothing outside of the kit, and
         nothing whose name could write lines of its own into a recipe or onto a terminal."""
-        place, root = self.root, self._resolved
+        place, root = self.root, self.root.resolve()
         try:
             place = ((beside or self.root).absolute() / name).resolve()
             inside = place.is_relative_to(root) and str(place.relative_to(root)).isprintable()
@@ -129,15 +128,9 @@ class KitFolder:
 
     def named(self, name: str) -> Path | None:
         """Return a file by its path from the kit's top, else the only one of its name."""
-        if name not in self._named_before:
-            found = self.path(name)
-            alike = [] if found else self._by_name.get(name.rpartition("/")[2], [])
-            self._named_before[name] = alike[0].resolve() if len(alike) == 1 else found
-        return self._named_before[name]
-
-    @cached_property
-    def _resolved(self) -> Path:
-        return self.root.resolve()
+        found = self.path(name)
+        alike = [] if found else self._by_name.get(name.rpartition("/")[2], [])
+        return alike[0].resolve() if len(alike) == 1 else found
 
     @cached_property
     def readme(self) -> str:

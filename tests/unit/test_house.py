@@ -27,8 +27,8 @@ BUDGETS = {
     "runner": 2_867,  # session.py: floods; dialer.py: held ports; sessions while a node is off
     "models": 2_066,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
     "plan": 3_867,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
-    "issues": 2_934,  # pasted, wrapped, cut-off lines, floods; what vLLM takes by version; drafters
-    "importers": 4_779,  # kits: compose files, scripts, also those in containers; presets, limits
+    "issues": 2_937,  # pasted, wrapped, cut-off lines, floods; what vLLM takes by version; drafters
+    "importers": 4_782,  # kits: compose files, scripts, also those in containers; presets, limits
     "engine": 8_902,  # runtime.py: limits of patterns; readiness_checks.py: prompts; lies of nodes
     "doctor": 2_461,
     "bench": 5_767,
