@@ -128,8 +128,9 @@ class KitFolder:
 
     def named(self, name: str) -> Path | None:
         """Return a file by its path from the kit's top, else the only one of its name."""
-        alike = self._by_name.get(name.rpartition("/")[2], [])
-        return self.path(name) or (alike[0].resolve() if len(alike) == 1 else None)
+        found = self.path(name)
+        alike = [] if found else self._by_name.get(name.rpartition("/")[2], [])
+        return alike[0].resolve() if len(alike) == 1 else found
 
     @cached_property
     def readme(self) -> str:
@@ -211,8 +212,11 @@ class KitFolder:
                     seen += 1
                     if seen > MOST_FILES:
                         return
+                    is_file = entry.is_file(follow_symlinks=False)  # of a link, `path` says it
+                    if not entry.name.isprintable():
+                        continue
                     if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
                         below.append(Path(entry.path))
-                    elif entry.name.isprintable() and self.path(entry.path) is not None:
+                    elif is_file or self.path(entry.path) is not None:
                         yield Path(entry.path)
             level = below

@@ -17,7 +17,7 @@ MOST_NAMED, MOST_FOLLOWED = 200, 20
 """Names of files that are read in a text of a kit, and texts that are followed from them."""
 
 _USUAL = re.compile(r"(?:docker-)?compose\.ya?ml|(?:start|run|serve|launch|up)\.sh")
-_NAMED = re.compile(r"[\w./-]+\.(?:sh|bash|ya?ml)\b")
+_NAMED = re.compile(r"(?<![\w./-])[\w./-]+\.(?:sh|bash|ya?ml)\b")
 _FAMILY = re.compile(r"(?:nvidia-)?([a-z]{2,})")
 
 _PER_RANK = (
@@ -91,7 +91,8 @@ def leads_to(kit: KitFolder, text: str, found: Iterable[str]) -> str:
     it names, and those that they name; empty where there is none."""
     names, texts = {(kit.root / name).resolve(): name for name in found}, [text]
     for _ in range(DEEPEST):
-        words = (word for one in texts for word in islice(_NAMED.findall(one), MOST_NAMED))
+        named = (word for one in texts for word in islice(_NAMED.findall(one), MOST_NAMED))
+        words = dict.fromkeys(named)
         files = dict.fromkeys(file for word in words if (file := kit.named(word)))
         if known := next((names[file] for file in files if file in names), ""):
             return known

@@ -262,7 +262,9 @@ def _transplanted(text: str, plain: str, edited: str) -> str:
         at = there[0] if there else _after(place, begin)
         if at is None or there != list(range(at, at + len(there))):
             return edited
-        result[at : at + len(there)] = new[first:last]
+        lines = result[at : at + len(there)] if tag == "delete" else []
+        kept = [line for line in lines if line.strip()[:1] in ("", "#")]  # of what stays
+        result[at : at + len(there)] = new[first:last] + kept
     return "".join(result)
 
 
@@ -300,9 +302,12 @@ def _apply(document: Any, edit: Edit) -> None:
         else:
             document.pop("drafter", None)
     else:
-        if edit.replaces is not None:
-            _set(document, "engine_args", edit.replaces, None)
-        _set(document, "engine_args", edit.name, edit.value)
+        args = document.get("engine_args", {})
+        if edit.replaces in args:  # its place, its comment and how its value is written stay
+            args.insert([*args].index(edit.replaces), edit.name, args.pop(edit.replaces))
+            args.ca.items[edit.name] = args.ca.items.pop(edit.replaces, None)
+        if args.get(edit.name) != edit.value:
+            _set(document, "engine_args", edit.name, edit.value)
 
 
 def _set(document: Any, section: str, name: str, value: Any) -> None:
@@ -315,9 +320,8 @@ def _set(document: Any, section: str, name: str, value: Any) -> None:
         document.setdefault(section, {})[name] = value
 
 
-ROUNDS = 9
-"""A fix may bring another issue to light, and of flags that went one is mended a round; more
-rounds than that mean that two contradict."""
+ROUNDS = 50
+"""A fix may bring another issue to light, and of flags that went one is mended a round."""
 
 
 @dataclass(frozen=True)
@@ -491,8 +495,8 @@ def fix(target: LintTarget, project: Project, hub: Hub | None = None) -> Fixed:
         done = todo | done
         text = target.fixed(text, made[before:])
     remaining = findings(target, text, project)
-    still = {finding.id for finding in remaining}
-    return Fixed(text, [f for f in done.values() if f.id not in still], remaining)
+    still = {(finding.id, finding.found) for finding in remaining}
+    return Fixed(text, [f for f in done.values() if (f.id, f.found) not in still], remaining)
 
 
 def write(path: Path, text: str) -> None:

@@ -220,8 +220,9 @@ class Reader:
                 if not self.bytes:
                     _must_be_text(data, self.source.name)
                 self.bytes += len(data)
-                for page, typed in log_lines.TYPESET if len(data) < CHUNK else ():
-                    data = data.replace(page, typed)  # a long log comes from no page
+                is_of_page = len(data) < CHUNK and data[:1] != b"{"  # nor JSON, nor a long log
+                for page, typed in log_lines.TYPESET if is_of_page else ():
+                    data = data.replace(page, typed)
                 blob = context + rest + data
                 start = len(context)
                 end = blob.rfind(b"\n", start, -1) + 1 if data else len(blob)

@@ -23,12 +23,12 @@ BUDGETS = {
     "node": 8_409,  # dockerd.py: names of archives; host.py: proxies; http.py: whose port
     "resources": 3_910,
     "agent": 1_878,
-    "config": 5_624,  # launch.py: quotes in labels; limits of netplan files, YAML, names, mDNS
-    "runner": 2_868,  # dialer.py: the other nodes' sessions while one is off
-    "models": 2_098,  # layers.py, config.py: sparse, pooled, delta attention; searched blocks
-    "plan": 4_023,  # runtime.py: what a server takes beside weights and cache; kv.py: packed blocks
-    "issues": 2_934,  # pasted, wrapped, cut-off lines, floods; what vLLM takes by version; drafters
-    "importers": 4_779,  # kits: compose files, scripts, also those in containers; presets, limits
+    "config": 5_624,  # yamlfile.py: pipes; launch.py: quotes; limits of netplan, YAML, mDNS
+    "runner": 2_868,  # session.py: floods; dialer.py: held ports; sessions while a node is off
+    "models": 2_098,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
+    "plan": 4_023,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
+    "issues": 2_939,  # pasted, wrapped, cut-off lines, floods; what vLLM takes by version; drafters
+    "importers": 4_784,  # kits: compose files, scripts, also those in containers; presets, limits
     "engine": 8_903,  # runtime.py: limits of patterns; readiness_checks.py: prompts; lies of nodes
     "doctor": 2_461,
     "bench": 5_767,

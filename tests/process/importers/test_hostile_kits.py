@@ -355,6 +355,15 @@ SLOW_KITS = {
         "in/a.sh": f"{SERVE} --node-rank 0",
         "in/b.sh": f"{SERVE} --node-rank 1",
     },
+    "long words": {
+        "README.md": "a/" * 50_000,
+        **{f"in{n}/a.sh": f"{SERVE} --node-rank {n}" for n in range(2)},
+    },
+    "two thousand": {
+        f"s{n}.sh": "".join(f"./s{n + more}.sh\n" for more in range(1, 30))
+        + f"docker run x {SERVE}\n"
+        for n in range(2000)
+    },
 }
 
 

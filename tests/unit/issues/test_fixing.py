@@ -15,6 +15,7 @@ from spark_cluster.errors import InvalidFile
 from spark_cluster.importers import commandline
 from spark_cluster.issues import lint_target
 from spark_cluster.issues.entries import Edit
+from spark_cluster.models.naming import table
 
 RECIPE, COMMAND = cases(__file__, "fixing.toml").values()
 
@@ -200,3 +201,56 @@ def test_a_flag_takes_the_place_of_another_one():
     edit = Edit("flag", "gpu-memory-limit", 4, replaces="max-model-len")
     minus, plus = in_recipe(edit)
     assert (minus, plus) == ("-   max-model-len: 32768", "+   gpu-memory-limit: 4")
+
+
+KEPT = """\
+name: mine
+model: {name: org/m, served_name: m}
+image: {ref: "vllm/vllm-openai:v0.26.0"}
+tensor_parallel: {min: 1, max: 1}
+engine_args:
+  # first
+  cuda-graph-sizes: [1, 2, 4]  # small ones
+  swap-space: 4                # none
+  # about requests
+  max-num-seqs: 8
+  device: cuda
+
+  # about length
+  max-model-len: 4096
+  rope-theta: 1
+  use-v2-block-manager: true
+
+gpu_memory_utilization: auto
+vllm: {version: "0.26.0", supported: ">=0.20"}
+"""
+
+
+def test_comments_stay_where_flags_of_a_recipe_are_renamed_or_left_out(tmp_path):
+    path = tmp_path / "recipes/mine.yaml"
+    path.parent.mkdir()
+    path.write_text(KEPT)
+    project = Project(tmp_path)
+    done = lint_target.fix(lint_target.of_target(str(path), project, None), project)
+    assert changed(KEPT, done.text) == [
+        "-   cuda-graph-sizes: [1, 2, 4]  # small ones",
+        "+   cudagraph-capture-sizes: [1, 2, 4] # small ones",
+        "-   swap-space: 4                # none",
+        "-   device: cuda",
+        "-   use-v2-block-manager: true",
+    ]
+    assert [finding.id for finding in done.fixed] == ["unknown-flag"], "some of them were"
+    assert "unknown-flag" in {finding.id for finding in done.remaining}, "--rope-theta is left"
+
+
+def test_many_flags_that_went_are_fixed_in_one_run(tmp_path):
+    gone = [
+        f"--{flag}=1"
+        for flag, way in table("vllm_options", "issues")["instead"].items()
+        if way.get("drop")
+    ]
+    served = "docker run --gpus all vllm/vllm-openai:v0.26.0 m --gpu-memory-utilization 0.8"
+    text = f"{served} {' '.join(gone)}"
+    done = lint_target.fix(lint_target.of_command(text, None), Project(tmp_path))
+    assert len(gone) > 9
+    assert done.text == served
