@@ -86,13 +86,13 @@ class Constants:
 
     bandwidth: float = 273e9
     eta_dense: float = 0.803
-    eta_moe: float = 0.622
+    eta_moe: float = 0.621
     fp4_pace: float = 0.959
     moe4_pace: float = 1.1
-    moe_fp4_pace: float = 0.829
+    moe_fp4_pace: float = 0.833
     eta_kv: float = 0.853
-    step_ms: float = 1.9
-    allreduce_us: float = 45.0
+    step_ms: float = 1.91
+    allreduce_us: float = 44.9
     allreduce_low_us: float = 20.0
     allreduce_high_us: float = 175.0
     allreduce_socket_us: float = 168.0
@@ -111,7 +111,7 @@ class Constants:
     prefill_read: float = 1.27
     eager_layer_ms: float = 1.07
     link: float = 12.8e9
-    draft_ms: float = 1.99
+    draft_ms: float = 1.95
     runtime_gib: float = 6.0
     basis: str = PUBLISHED
 
