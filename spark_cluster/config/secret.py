@@ -65,8 +65,9 @@ class SecretReference(Schema):
 
 def _first_line(path: Path, what: str) -> str:
     try:
-        _check_mode(path.stat(), path, what)
-        found = read_foreign(path, MAX_BYTES, f"a file with {what}")
+        found = read_foreign(
+            path, MAX_BYTES, f"a file with {what}", lambda seen: _check_mode(seen, path, what)
+        )
         text = found.decode("utf-8-sig")  # as an editor of Windows writes it
     except OSError as error:
         raise UsageError(f"{what}: {path} cannot be read: {error.strerror}") from None

@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import accumulate
@@ -204,14 +204,23 @@ def open_foreign(path: Path, expected: str) -> BinaryIO:
     return stream
 
 
-def read_foreign(path: Path, largest: int, expected: str) -> bytes:
+def read_foreign(
+    path: Path,
+    largest: int,
+    expected: str,
+    check: Callable[[os.stat_result], None] = lambda _: None,
+) -> bytes:
     """Read such a file whole.
+
+    Args:
+        check: refuses a file that is open by its mode or owner.
 
     Raises:
         InvalidFile: as `open_foreign`, or it has more than `largest` bytes.
         OSError: it cannot be read.
     """
     with open_foreign(path, expected) as stream:
+        check(os.fstat(stream.fileno()))
         data = stream.read(largest + 1)
     if len(data) > largest:
         message = f"larger than {largest >> 20} MiB; expected {expected}"

@@ -23,8 +23,8 @@ BUDGETS = {
     "node": 8_409,  # dockerd.py: names of archives; host.py: proxies; http.py: whose port
     "resources": 3_910,
     "agent": 1_878,
-    "config": 5_624,  # yamlfile.py: pipes; launch.py: quotes; limits of netplan, YAML, mDNS
-    "runner": 2_868,  # session.py: floods; dialer.py: held ports; sessions while a node is off
+    "config": 5_631,  # yamlfile.py: pipes; launch.py: quotes; limits of netplan, YAML, mDNS
+    "runner": 2_870,  # session.py: floods; dialer.py: held ports; sessions while a node is off
     "models": 2_098,  # layers.py, config.py: sparse, compressed, delta attention; searched blocks
     "plan": 4_023,  # runtime.py: what a server takes beside weights and cache; towers, videos, MTP
     "issues": 2_939,  # pasted, wrapped, cut-off lines, floods; what vLLM takes by version; drafters
