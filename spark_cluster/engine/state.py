@@ -141,14 +141,14 @@ class _Look:
     def _without_server(self) -> Status:
         rays = {n.name: n.containers[RAY] for n in self.nodes if n.reachable}
         left = {name: ray for name, ray in rays.items() if ray.status != "absent"}
-        problems, found, word = self._unreachable(), list[RayNode](), "stopped"
+        problems, found = self._unreachable(), list[RayNode]()
+        word = "failed" if problems else "stopped"
         if left and all(ALONE.items() <= ray.labels.items() for ray in left.values()):
             if self.head is not None and self.head.name in left:
                 found = self._ray(self.head, left[self.head.name])
         elif left:
-            word = self._begun(next(iter(left)))
+            word = "failed" if problems else self._begun(next(iter(left)))
             problems.append(f"Ray is there without a server, on {', '.join(left)}")
-        word = "failed" if self._unreachable() else word
         return Status(word, [*self.nodes], found, problems=tuple(problems))
 
     def _ray(self, head: NodeState, container: ContainerState) -> list[RayNode]:
