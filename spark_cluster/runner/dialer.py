@@ -299,10 +299,15 @@ class _Carrier(socketserver.BaseRequestHandler):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as there:
             here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
             there.connect(cast(Entrance, self.server).way)
-            back = threading.Thread(target=_copy, args=(there, here), daemon=True)
-            back.start()
-            _copy(here, there)
-            back.join()
+            join(here, there)
+
+
+def join(here: socket.socket, there: socket.socket) -> None:
+    """Carry what two connections send to each other, until both have ended."""
+    back = threading.Thread(target=_copy, args=(there, here), daemon=True)
+    back.start()
+    _copy(here, there)
+    back.join()
 
 
 def _copy(source: socket.socket, to: socket.socket) -> None:

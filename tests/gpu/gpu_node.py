@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_cluster.errors import SparkClusterError
+from spark_cluster.runner.dialer import join
 from spark_cluster_lab import namespaces
 from spark_cluster_lab.gpu import requirements
 from spark_cluster_lab.gpu.layout import GpuLayout, GpuNodeLayout
@@ -87,15 +88,4 @@ def _join(client: socket.socket, name: str) -> None:
             if libc.setns(network.fileno(), CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         with socket.create_connection(("127.0.0.1", PORT)) as server:
-            back = threading.Thread(target=_copy, args=(server, client), daemon=True)
-            back.start()
-            _copy(client, server)
-            back.join()
-
-
-def _copy(source: socket.socket, target: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            target.sendall(data)
-    with contextlib.suppress(OSError):
-        target.shutdown(socket.SHUT_WR)
+            join(client, server)
